@@ -1,0 +1,112 @@
+"""Types of the compiled extension; the public names are re-exported by ``colibri``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+__version__: str
+
+def engine_main(args: list[str]) -> int:
+    """Run the engine (``colibri-engine ARGS``) on file descriptors 0, 1, 2; return its exit code.
+
+    The interpreter lock is released for the whole run; Python's SIGINT handler is replaced.
+    """
+
+class ColibriCoreError(Exception):
+    """Any refusal or fault of the engine; ``str()`` is one line.
+
+    Attributes ``code`` (wire code, e.g. ``"BAD_REQUEST"``) and ``hint`` (advice or ``None``).
+    """
+
+    code: str
+    hint: str | None
+
+class ChatTemplate:
+    """A Jinja chat template, rendered by minijinja with a fuel limit."""
+
+    def __init__(
+        self, source: str, *, bos_token: str | None = None, eos_token: str | None = None
+    ) -> None: ...
+    def render(self, context_json: str) -> str:
+        """Render with the variables of a JSON object.
+
+        Usual keys: ``messages``, ``tools``, ``add_generation_prompt``, ``enable_thinking``.
+        Raises ``ColibriCoreError`` for a template that is invalid, too long-running or that
+        called ``raise_exception``.
+        """
+
+class Tokenizer:
+    """A ``tokenizer.json``."""
+
+    def __init__(self, path: str) -> None: ...
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of ``text``; no token is added. ``special``: added tokens are recognised."""
+    def decode(self, ids: list[int]) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+
+class RecordReader:
+    """Incremental parser of the engine's output (engine -> server); total on every byte string."""
+
+    def __init__(self) -> None: ...
+    def feed(self, data: bytes) -> list[tuple[str, dict[str, Any]]]:
+        """Parse more bytes; return the records completed by them as ``(kind, fields)``.
+
+        Before the READY bytes everything else is skipped (other engines print banners).
+        Kinds and their fields::
+
+            READY {}
+            STAT     {emitted, tok_s, hit_pct, rss_gb [, prompt_tokens, length_limited]}
+            HWINFO   {cores, ram_total_gb, ram_avail_gb, ngpu, vram_total_gb, cpu_name, gpu_name}
+            GPUS     {gpus: [{used_gb, total_gb, experts}]}
+            TIERS    {vram, ram, disk, vram_gb, ram_gb}
+            EMAP     {rows, cols, map: bytes}            one byte an expert: tier << 6 | heat
+            HITS     {rows, cols, hits: bytes}           bitmap, least significant bit first
+            CAPS     {<key>: str}                        values percent-decoded
+            ACCEPT   {id, prompt_tokens}
+            PREFILL  {id, done, total}
+            DATA     {id, data: bytes}
+            TOPK     {id, tokens: [(logprob: float, bytes)]}
+            REPIN    {layer, expert, old_tier, gpu}
+            PERF     {id, wall_s, expert_disk_s, expert_wait_s, expert_matmul_s, attention_s,
+                      kv_decompress_s, head_s}
+            ENTROPY  {bits: [float]}
+            DONE     {id, emitted, tok_s, hit_pct, rss_gb, prompt_tokens, length_limited: bool}
+            ERROR    {id, code, detail: [str]}           detail: remaining words, percent-decoded
+            UNKNOWN  {line: bytes}                       a kind this reader does not know
+            MALFORMED {line: bytes, reason: str}         a known kind that does not parse
+        """
+    @property
+    def buffered(self) -> int:
+        """Bytes of an incomplete record held back."""
+
+def format_submit(
+    id: int, slot: int, payload: bytes, max_tokens: int, temperature: float, top_p: float,
+    options: dict[str, str],
+) -> bytes:
+    """A complete SUBMIT frame; raises ``ValueError`` for values the wire cannot carry."""
+
+class Token:
+    id: int
+    text: str
+    logprob: float
+
+class Model:
+    """See ``colibri.Model``."""
+
+    def __init__(
+        self, path: str, ram_gb: float | None, ctx: int, threads: int | None,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> None: ...
+    def encode(self, text: str) -> list[int]: ...
+    def decode(self, ids: list[int]) -> str: ...
+    def logits(self, ids: list[int]) -> tuple[bytes, int, int]: ...
+    def routing(self, ids: list[int]) -> tuple[bytes, bytes, int, int, int]: ...
+    def generate(
+        self, prompt: str | list[int], max_tokens: int, temperature: float, top_p: float,
+        seed: int | None, stop: list[str],
+    ) -> Iterator[Token]: ...
+
+def describe(path: str) -> str:
+    """What a model folder holds, as a JSON object (family, sizes, formats, gaps); reads headers only."""

@@ -1,0 +1,150 @@
+//! The one error type that crosses module borders.
+//!
+//! Variants carry facts as fields; advice travels separately as a hint, so that the command line,
+//! the wire and HTTP can each show both in their own form.
+
+use std::path::PathBuf;
+
+/// Shorthand used throughout the crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that can go wrong, grouped by cause.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    // --- configuration ---
+    /// A flag or environment variable holds a value that cannot be used.
+    #[error("{name}: {reason}")]
+    Setting {
+        /// Name of the flag or variable as the user wrote it.
+        name: String,
+        /// What is wrong with the value.
+        reason: String,
+    },
+
+    // --- model files ---
+    /// A file of the model folder is missing.
+    #[error("{}: not found", path.display())]
+    FileMissing {
+        /// The path that was looked for.
+        path: PathBuf,
+        /// What to do about it.
+        hint: String,
+    },
+    /// A file of the model folder cannot be used.
+    #[error("{}: {reason}", path.display())]
+    BadFile {
+        /// The offending file.
+        path: PathBuf,
+        /// Which property of the file is violated.
+        reason: String,
+    },
+    /// The model needs something this engine does not implement.
+    #[error("not supported: {what}")]
+    Unsupported {
+        /// The feature by the name it has in the model's files.
+        what: String,
+        /// What to do about it.
+        hint: String,
+    },
+
+    // --- resources ---
+    /// A memory budget is too small for what must be in it.
+    #[error("{what}: need {need_bytes} bytes, the budget is {have_bytes} bytes")]
+    DoesNotFit {
+        /// What does not fit.
+        what: String,
+        /// Bytes it takes.
+        need_bytes: u64,
+        /// Bytes there are.
+        have_bytes: u64,
+        /// What to do about it.
+        hint: String,
+    },
+
+    // --- requests ---
+    /// A request that is refused; nothing was changed by it.
+    #[error("{0}")]
+    BadRequest(String),
+    /// The KV slot has a request in flight.
+    #[error("slot {0} is busy")]
+    SlotBusy(usize),
+    /// The request id is in flight.
+    #[error("request id {0} is in flight")]
+    DuplicateId(u64),
+    /// The prompt holds no token.
+    #[error("the prompt is empty")]
+    EmptyPrompt,
+    /// The prompt does not fit in the context.
+    #[error("the prompt has {tokens} tokens, the context takes at most {limit}")]
+    ContextExceeded {
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// Most tokens that fit.
+        limit: usize,
+    },
+    /// No request of this id is in flight.
+    #[error("request id {0} is not in flight")]
+    NotFound(u64),
+
+    // --- faults: they end the affected requests, not the engine ---
+    /// A computation produced a value that is not finite.
+    #[error("{what} is not finite in layer {layer} at position {position}")]
+    NonFinite {
+        /// Which quantity.
+        what: &'static str,
+        /// Layer index in the model; the number of layers stands for the output head.
+        layer: usize,
+        /// Token position in its sequence.
+        position: usize,
+    },
+    /// Reading or writing failed.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file concerned.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// A chat template is invalid, ran out of fuel or raised an exception.
+    #[error("chat template: {0}")]
+    Template(String),
+    /// Work was abandoned because the caller asked for it.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl Error {
+    /// Wraps an I/O error with the file it concerns.
+    pub fn io(path: impl Into<PathBuf>, source: std::io::Error) -> Self {
+        Self::Io { path: path.into(), source }
+    }
+
+    /// A file that violates `reason`.
+    pub fn bad_file(path: impl Into<PathBuf>, reason: impl Into<String>) -> Self {
+        Self::BadFile { path: path.into(), reason: reason.into() }
+    }
+
+    /// Advice that goes with the error, if there is any.
+    pub fn hint(&self) -> Option<&str> {
+        match self {
+            Self::FileMissing { hint, .. }
+            | Self::Unsupported { hint, .. }
+            | Self::DoesNotFit { hint, .. } => Some(hint),
+            _ => None,
+        }
+    }
+
+    /// The word for this error on the wire (protocol.md section 2).
+    pub fn wire_code(&self) -> &'static str {
+        match self {
+            Self::BadRequest(_) => "BAD_REQUEST",
+            Self::SlotBusy(_) => "SLOT_BUSY",
+            Self::DuplicateId(_) => "DUPLICATE_ID",
+            Self::EmptyPrompt => "EMPTY_PROMPT",
+            Self::ContextExceeded { .. } => "CONTEXT_EXCEEDED",
+            Self::NotFound(_) => "NOT_FOUND",
+            _ => "ENGINE",
+        }
+    }
+}

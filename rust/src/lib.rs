@@ -1,0 +1,8 @@
+//! colibri: inference for Mixture-of-Experts models whose experts do not fit in memory.
+//!
+//! Dense weights are resident; routed experts are placed across the tiers disk, RAM and VRAM.
+//! Placement decides speed and never the result: see `docs/design/0001-numeric-contract.md`.
+//!
+//! Modules form layers; a lower one never names a higher one (checked by `tests/architecture`).
+
+pub mod error;
