@@ -176,6 +176,15 @@ class TestErrors:
         server.set_engine(state="ready", stage=None)
         expect(answer(page)).to_contain_text(ANSWER)
 
+    def test_failed_engine_says_why_and_what_helps(self, page, server):
+        server.wait_for_stream()
+        server.set_engine(state="failed", reason="No such file: x.", hint="Convert it first.")
+        notice = page.get_by_role("alert")
+        expect(notice).to_contain_text("No such file: x.")
+        expect(notice).to_contain_text("Convert it first.")
+        server.set_engine(state="ready")
+        expect(notice).to_have_count(0)
+
     def test_key_is_asked_for_only_after_a_401_and_never_stored(self, open_page, server):
         server.api_key = "s3cret"
         page = open_page()
