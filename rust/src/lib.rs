@@ -5,4 +5,9 @@
 //!
 //! Modules form layers; a lower one never names a higher one (checked by `tests/architecture`).
 
+pub mod cpu;
+pub mod dtype;
 pub mod error;
+pub mod kernels;
+pub mod matrix;
+pub mod threads;
