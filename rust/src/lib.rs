@@ -5,9 +5,16 @@
 //!
 //! Modules form layers; a lower one never names a higher one (checked by `tests/architecture`).
 
+pub mod config;
 pub mod cpu;
 pub mod dtype;
 pub mod error;
+pub mod experts;
 pub mod kernels;
+pub mod kv;
 pub mod matrix;
+pub mod model;
+pub mod sample;
+pub mod store;
+pub mod telemetry;
 pub mod threads;

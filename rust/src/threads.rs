@@ -53,11 +53,16 @@ impl Team {
         }
     }
 
-    /// Calls `f` on each item, always on several threads where there are any, and returns the
-    /// results in the items' order.
-    pub fn map<T: Sync, R: Send>(&self, items: &[T], f: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    /// Calls `f` on each item, on several threads if `work` (multiply-adds in all, or the largest
+    /// number for blocking work) is worth it; returns the results in the items' order.
+    pub fn map<T: Sync, R: Send>(
+        &self,
+        items: &[T],
+        work: usize,
+        f: impl Fn(&T) -> R + Sync,
+    ) -> Vec<R> {
         match &self.pool {
-            Some(pool) if items.len() > 1 => {
+            Some(pool) if work >= MIN_WORK && items.len() > 1 => {
                 pool.install(|| items.par_iter().with_max_len(1).map(&f).collect())
             }
             _ => items.iter().map(f).collect(),
@@ -87,7 +92,7 @@ mod tests {
     fn results_come_back_in_order() {
         let items: Vec<usize> = (0..50).collect();
         assert_eq!(
-            Team::new(3).map(&items, |x| x * x),
+            Team::new(3).map(&items, usize::MAX, |x| x * x),
             items.iter().map(|x| x * x).collect::<Vec<_>>()
         );
     }
