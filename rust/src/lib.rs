@@ -10,4 +10,5 @@ pub mod dtype;
 pub mod error;
 pub mod kernels;
 pub mod matrix;
+pub mod mux;
 pub mod threads;
