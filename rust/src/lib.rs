@@ -11,4 +11,6 @@ pub mod error;
 pub mod kernels;
 pub mod matrix;
 pub mod mux;
+#[cfg(feature = "python")]
+pub mod python;
 pub mod threads;
