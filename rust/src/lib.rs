@@ -14,6 +14,10 @@ pub mod kernels;
 pub mod kv;
 pub mod matrix;
 pub mod model;
+pub mod mux;
+#[cfg(feature = "python")]
+pub mod python;
+pub mod runner;
 pub mod sample;
 pub mod store;
 pub mod telemetry;

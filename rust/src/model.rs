@@ -109,6 +109,12 @@ impl Model {
     }
 }
 
+/// Bytes on disk of everything but the routed experts.
+pub fn dense_bytes(catalog: &Catalog) -> u64 {
+    let dense = catalog.tensors().iter().filter(|(name, _)| !loader::is_routed_expert(name));
+    dense.map(|(_, tensor)| tensor.bytes as u64).sum()
+}
+
 /// Refuses a value that is not finite, naming where it appeared.
 fn check_finite(
     what: &'static str,

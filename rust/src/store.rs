@@ -10,7 +10,6 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use safetensors::SafeTensors;
 use serde_json::Value;
 
 use crate::error::{Error, Result};
@@ -109,9 +108,11 @@ impl Catalog {
                 ),
             ));
         }
-        let mut header = vec![0u8; 8 + header_bytes as usize];
-        file.read_exact_at(&mut header, 0).map_err(|e| Error::io(path, e))?;
-        let (_, metadata) = SafeTensors::read_metadata(&header)
+        let mut header = vec![0u8; header_bytes as usize];
+        file.read_exact_at(&mut header, 8).map_err(|e| Error::io(path, e))?;
+        // Deserialising checks that tensors neither overlap nor leave gaps and that each is as
+        // long as its shape says.
+        let metadata: safetensors::tensor::Metadata = serde_json::from_slice(&header)
             .map_err(|e| Error::bad_file(path, format!("invalid header: {e}")))?;
         let data_start = 8 + header_bytes;
         let expected = data_start + metadata.data_len() as u64;

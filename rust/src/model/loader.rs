@@ -55,12 +55,7 @@ impl<'a> Loader<'a> {
         max_ctx: usize,
         progress: &'a mut dyn FnMut(u64, u64),
     ) -> Self {
-        let dense_bytes = catalog
-            .tensors()
-            .iter()
-            .filter(|(name, _)| !is_routed_expert(name))
-            .map(|(_, tensor)| tensor.bytes as u64)
-            .sum();
+        let dense_bytes = super::dense_bytes(catalog);
         Self { config, catalog, max_ctx, progress, done_bytes: 0, dense_bytes }
     }
 

@@ -1,0 +1,3 @@
+//! The mux protocol on stdin and stdout (`docs/protocol.md`).
+
+pub mod frame;

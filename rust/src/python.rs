@@ -1,0 +1,16 @@
+//! The `colibri._core` extension module: registration only.
+
+mod error;
+mod wire;
+
+use pyo3::prelude::*;
+
+/// The compiled part of the `colibri` package.
+#[pymodule]
+fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    error::register(module)?;
+    module.add_class::<wire::RecordReader>()?;
+    module.add_function(wrap_pyfunction!(wire::format_submit, module)?)?;
+    Ok(())
+}
