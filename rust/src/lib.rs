@@ -5,9 +5,11 @@
 //!
 //! Modules form layers; a lower one never names a higher one (checked by `tests/architecture`).
 
+pub mod cli;
 pub mod config;
 pub mod cpu;
 pub mod dtype;
+pub mod engine;
 pub mod error;
 pub mod experts;
 pub mod kernels;
@@ -22,3 +24,4 @@ pub mod sample;
 pub mod store;
 pub mod telemetry;
 pub mod threads;
+pub mod tokenizer;
