@@ -14,3 +14,4 @@ pub mod mux;
 #[cfg(feature = "python")]
 pub mod python;
 pub mod threads;
+pub mod tokenizer;
