@@ -1,6 +1,7 @@
 //! The `colibri._core` extension module: registration only.
 
 mod error;
+mod tokenizer;
 mod wire;
 
 use pyo3::prelude::*;
@@ -10,6 +11,7 @@ use pyo3::prelude::*;
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     error::register(module)?;
+    module.add_class::<tokenizer::Tokenizer>()?;
     module.add_class::<wire::RecordReader>()?;
     module.add_function(wrap_pyfunction!(wire::format_submit, module)?)?;
     Ok(())
