@@ -1,6 +1,8 @@
 //! The `colibri._core` extension module: registration only.
 
+mod engine;
 mod error;
+mod model;
 mod tokenizer;
 mod wire;
 
@@ -14,5 +16,9 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<tokenizer::Tokenizer>()?;
     module.add_class::<wire::RecordReader>()?;
     module.add_function(wrap_pyfunction!(wire::format_submit, module)?)?;
+    module.add_function(wrap_pyfunction!(engine::engine_main, module)?)?;
+    module.add_function(wrap_pyfunction!(engine::describe, module)?)?;
+    module.add_class::<model::Model>()?;
+    module.add_class::<model::Token>()?;
     Ok(())
 }
