@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import tornado.httpserver
-import tornado.netutil
 import tornado.web
 
 from colibri.admission import Admission
@@ -29,6 +28,7 @@ from colibri.prompt import PromptRenderer
 HEADER_TIMEOUT_S = 75
 BODY_TIMEOUT_S = 120
 MAX_HEADER_BYTES = 64 << 10
+BACKLOG = 128
 # Requests in flight at shutdown get this long.
 DRAIN_S = 10.0
 
@@ -135,14 +135,32 @@ def bind(settings: ServeSettings) -> list[socket.socket]:
         UsageError: the address cannot be used.
     """
     settings.check()
+    sockets: list[socket.socket] = []
     try:
-        return tornado.netutil.bind_sockets(settings.port, settings.host)
+        found = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            sock = socket.socket(family, kind, protocol)
+            sockets.append(sock)
+            sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                # Its IPv4 twin is a socket of its own.
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            if settings.port == 0 and len(sockets) > 1:
+                address = (address[0], sockets[0].getsockname()[1], *address[2:])
+            sock.bind(address)
+            sock.listen(BACKLOG)
     except OSError as error:
+        for sock in sockets:
+            sock.close()
         reason = error.strerror or str(error)
         raise UsageError(
             f"cannot listen on {settings.host} port {settings.port}: {reason}",
             hint="stop the other program or choose another port with --port",
         ) from error
+    return sockets
 
 
 def listen(app: tornado.web.Application, sockets: list[socket.socket]) -> Any:

@@ -35,7 +35,11 @@ def run(args: argparse.Namespace) -> int:
         telemetry=not args.no_telemetry,
     )
     sockets = bind(settings)
-    geometry = describe_or_raise(str(folder))
+    try:
+        geometry = describe_or_raise(str(folder))
+    except ModelError:
+        # What the page shows besides; the engine is about to refuse the model in its own words.
+        geometry = {}
     host = f"[{args.host}]" if ":" in args.host else args.host
     url = f"http://{host}:{sockets[0].getsockname()[1]}/"
     progress = ProgressLine()

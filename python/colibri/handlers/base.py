@@ -32,6 +32,8 @@ MAX_BODY_BYTES = 32 << 20
 # A body beyond the limit is read and dropped up to this factor, so that the client sees our answer
 # and not a reset connection; beyond it the connection is closed.
 DISCARD_FACTOR = 4
+# As much of the body of a request that is refused by its headers is read and dropped first.
+REFUSED_BODY_BYTES = 4 << 20
 # Silence that clients and proxies are assumed to bear.
 KEEPALIVE_S = 10.0
 
@@ -85,6 +87,7 @@ class BaseHandler(tornado.web.RequestHandler):
         self.client_gone = False
         self._body = bytearray()
         self._body_seen = 0
+        self._discards = False
         self._work: asyncio.Task[None] | None = None
         # set_default_headers ran before this method.
         self._set_common_headers()
@@ -103,18 +106,28 @@ class BaseHandler(tornado.web.RequestHandler):
     # --- before the body ---
 
     def prepare(self) -> None:
-        """Decides on host, origin, key and size, in this order, before any body is read."""
+        """Decides on host, origin, key and body type, in this order, before any body is read."""
         connection: Any = self.request.connection
         connection.set_max_body_size(DISCARD_FACTOR * self.service.max_body_bytes)
+        try:
+            self.check_headers()
+        except (ColibriError, tornado.web.HTTPError) as refusal:
+            size = self.request.headers.get("Content-Length", "0")
+            if not size.isdigit() or not 0 < int(size) <= REFUSED_BODY_BYTES:
+                raise
+            # Closing with the body unread would reset the connection under our answer.
+            self._discards = True
+            setattr(self, str(self.request.method).lower(), _raiser(refusal))
+
+    def check_headers(self) -> None:
+        """Raises for a request that is refused whatever its body holds."""
         self._check_host()
         if self.request.method == "OPTIONS":
             return
         self._check_origin()
         method = str(self.request.method).lower()
         if self.auth.get(method, "key") == "key" and not self.authorised():
-            raise RequestError(
-                "a valid API key is needed", code="invalid_api_key", status=401
-            ) from None
+            raise RequestError("a valid API key is needed", code="invalid_api_key", status=401)
         self._check_body_headers()
 
     def _check_host(self) -> None:
@@ -172,7 +185,7 @@ class BaseHandler(tornado.web.RequestHandler):
     def data_received(self, chunk: bytes) -> None:
         """Collects the body up to the limit and drops the rest."""
         self._body_seen += len(chunk)
-        if self._body_seen <= self.service.max_body_bytes:
+        if not self._discards and self._body_seen <= self.service.max_body_bytes:
             self._body += chunk
         else:
             self._body.clear()
@@ -271,6 +284,13 @@ class BaseHandler(tornado.web.RequestHandler):
             log.error("%s failed", self.request_id, exc_info=args)
 
 
+def _raiser(error: Exception) -> Callable[..., None]:
+    def refuse(*_args: str) -> None:
+        raise error
+
+    return refuse
+
+
 def describe_error(
     error: BaseException | None, status: int, request_id: str
 ) -> tuple[int, dict[str, Any], int | None]:
@@ -343,8 +363,8 @@ class NotFoundHandler(BaseHandler):
 
     auth: ClassVar[dict[str, Auth]] = {}
 
-    def prepare(self) -> None:
+    def check_headers(self) -> None:
         """Refuses after the checks that come before it."""
-        super().prepare()
+        super().check_headers()
         if self.request.method != "OPTIONS":
             raise tornado.web.HTTPError(404)
