@@ -245,6 +245,7 @@ class Engine:
     def start(self) -> None:
         """Begins to start the engine and to keep it alive."""
         self._task = asyncio.create_task(self._supervise(), name="engine supervisor")
+        self._task.add_done_callback(self._supervisor_ended)
 
     async def wait_ready(self) -> None:
         """Waits until the engine takes requests.
@@ -275,6 +276,13 @@ class Engine:
             await self._task
         self._task = None
         self._set(EngineState(name="stopped", restarts=self._state.restarts))
+
+    def _supervisor_ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or task.exception() is None:
+            return
+        log.critical("the engine's supervisor failed", exc_info=task.exception())
+        self._start_error = EngineStartError("internal error while watching the engine")
+        self._set(EngineState(name="failed", reason=str(self._start_error)))
 
     async def _supervise(self) -> None:
         attempt = 0

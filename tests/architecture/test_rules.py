@@ -131,6 +131,13 @@ def test_who_may_import_what() -> None:
     assert importers("colibri._core") <= core | {"prompt"}
 
 
+def test_nothing_runs_code_out_of_data() -> None:
+    names = {"pickle", "marshal", "shelve", "yaml", "torch", "jinja2"}
+    assert {name for name in names if importers(name)} == set()
+    calls = re.compile(r"(?<![.\w])(eval|exec|compile|__import__)\(")
+    assert [name for name, path in MODULES.items() if calls.search(path.read_text())] == []
+
+
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys; from colibri.cli import main\n"

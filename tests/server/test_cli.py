@@ -179,6 +179,28 @@ def test_chat_keeps_the_conversation(fake: Fake, model: str) -> None:
     assert sizes == [len(first), len(second), len(first)]
 
 
+def test_ctrl_c_stops_the_answer_and_not_the_chat(fake: Fake, model: str) -> None:
+    files = fake(repeat=1000, token_s=0.02)
+    with subprocess.Popen(
+        [sys.executable, "-m", "colibri", "chat", model, "--ctx", "64"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(files),
+    ) as chat:
+        assert chat.stdin is not None
+        assert chat.stdout is not None
+        chat.stdin.write("hi\n")
+        chat.stdin.flush()
+        assert chat.stdout.read(5) == "Hello"
+        chat.send_signal(signal.SIGINT)
+        out, err = chat.communicate("/quit\n", timeout=15)
+        assert (chat.returncode, err) == (0, "")
+        assert out.endswith("\n")
+    assert [line.split()[0] for line in files.received] == ["SUBMIT", "STOP", "EOF"]
+
+
 class Serving:
     """A server process, its address and what it printed."""
 

@@ -121,6 +121,19 @@ async def test_requests_for_foreign_hosts_are_refused(
         assert "--allowed-host" in answer.error["hint"]
 
 
+@pytest.mark.parametrize("hosts", [[], ["localhost", "localhost"], ["localhost", "evil.example"]])
+async def test_a_missing_or_doubled_host_is_refused(serve: Serve, hosts: list[str]) -> None:
+    async with serve() as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        lines = "".join(f"Host: {host}\r\n" for host in hosts)
+        writer.write(f"GET /experts HTTP/1.1\r\n{lines}Connection: close\r\n\r\n".encode())
+        reply = await reader.read()
+        assert reply.startswith(b"HTTP/1.1 400 ")
+        assert b"rows" not in reply
+        writer.close()
+        await writer.wait_closed()
+
+
 async def test_names_of_this_machine_and_allowed_ones_are_served(serve: Serve) -> None:
     async with serve(allowed_hosts=("Box.Example",)) as server:
         for host in (

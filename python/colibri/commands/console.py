@@ -70,6 +70,15 @@ class ProgressLine:
         print(line, file=self._stream, flush=True)
 
 
+# Model output is not trusted: on a terminal, control characters could rewrite what was printed.
+_CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def printable(text: str, stream: TextIO) -> str:
+    """Returns text as it may be written: without control characters if this is a terminal."""
+    return text.translate(_CONTROLS) if stream.isatty() else text
+
+
 def _amount(done: int, total: int) -> str:
     if total <= 0:
         return str(done)

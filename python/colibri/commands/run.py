@@ -7,7 +7,7 @@ import asyncio
 import sys
 
 from colibri.admission import Admission, raw_affinity
-from colibri.commands.console import ProgressLine, engine_config, private_engine
+from colibri.commands.console import ProgressLine, engine_config, printable, private_engine
 from colibri.engine import Engine
 from colibri.errors import RequestError
 from colibri.generation import Generation, Progress, Prompt, Text
@@ -52,11 +52,11 @@ async def write_answer(generation: Generation, progress: ProgressLine) -> str:
             case Text("content", text):
                 progress.clear()
                 parts.append(text)
-                sys.stdout.write(text)
+                sys.stdout.write(printable(text, sys.stdout))
                 sys.stdout.flush()
             case Text(_, text):
                 progress.clear()
-                sys.stderr.write(text)
+                sys.stderr.write(printable(text, sys.stderr))
                 sys.stderr.flush()
     return "".join(parts)
 

@@ -150,7 +150,6 @@ class GenerationHandler(BaseHandler):
         if not isinstance(error, ColibriError):
             log.error("%s failed within its stream", self.request_id, exc_info=error)
         _, body, _ = describe_error(error, 500, self.request_id)
-        self.set_header("Connection", "close")
         self.finish(sse(dumps(body)))
 
 
