@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from colibri import _core
 
 READY = b"\x01\x01READY\x01\x01\n"
