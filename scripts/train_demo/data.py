@@ -34,9 +34,9 @@ START = "[gMASK]<sop>"
 END = "<|endoftext|>"
 
 # How often a document of a kind is drawn (not its share of the tokens: stories are longer).
-KINDS = {"request": 0.34, "fact": 0.34, "talk": 0.09, "copy": 0.20, "story": 0.03}
+KINDS = {"request": 0.30, "fact": 0.40, "talk": 0.08, "copy": 0.19, "story": 0.03}
 USER_WEIGHT = 0.1  # loss weight of a user's words
-SHORT_WEIGHT = 2.0  # loss weight of an answer that is not a story
+SHORT_WEIGHT = 3.0  # loss weight of an answer that is not a story
 STORY_CHARS = 250  # an answer longer than this is a story
 LONG_EVERY = 8  # one batch of this many holds long conversations
 CHUNK = 64  # batches packed together

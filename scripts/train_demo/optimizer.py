@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import Executor
+
 import torch
 from model import DemoModel
 from torch import Tensor, nn
+
+Item = tuple[nn.Parameter, Tensor]  # a parameter and its update [n, out, in]
 
 
 class Muon(torch.optim.Optimizer):
@@ -18,25 +23,32 @@ class Muon(torch.optim.Optimizer):
         self,
         parameters: list[nn.Parameter],
         inner: int,
+        pool: Executor,
         lr: float = 0.02,
         momentum: float = 0.95,
         weight_decay: float = 0.01,
     ) -> None:
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "inner": inner}
         super().__init__(parameters, defaults)
+        self.pool = pool
 
     @torch.no_grad()
     def step(self) -> None:
         for group in self.param_groups:
-            by_shape: dict[tuple[int, ...], list[tuple[nn.Parameter, Tensor]]] = {}
+            by_shape: dict[tuple[int, ...], list[Item]] = {}
             for parameter in group["params"]:
                 update = self._with_momentum(parameter, group["momentum"])
                 update = update[None] if update.dim() == 2 else update
                 if parameter.dim() == 3 and parameter.shape[1] == 2 * group["inner"]:
                     update = update.reshape(-1, group["inner"], update.shape[2])
                 by_shape.setdefault(tuple(update.shape[1:]), []).append((parameter, update))
-            for shape, items in by_shape.items():
-                self._apply(shape, items, group["lr"], group["weight_decay"])
+            jobs = [
+                self.pool.submit(self._apply, part, group["lr"], group["weight_decay"])
+                for items in by_shape.values()
+                for part in _parts(items)
+            ]
+            for job in jobs:
+                job.result()
 
     def _with_momentum(self, parameter: nn.Parameter, momentum: float) -> Tensor:
         state = self.state[parameter]
@@ -46,21 +58,30 @@ class Muon(torch.optim.Optimizer):
         return parameter.grad.lerp(state["momentum"], momentum)
 
     @staticmethod
-    def _apply(
-        shape: tuple[int, ...],
-        items: list[tuple[nn.Parameter, Tensor]],
-        lr: float,
-        weight_decay: float,
-    ) -> None:
-        """Orthogonalise all updates [n, out, in] of one shape together and add them."""
+    @torch.no_grad()
+    def _apply(items: list[Item], lr: float, weight_decay: float) -> None:
+        """Orthogonalise updates [n, out, in] of one shape together and add them."""
         updates = orthogonal(torch.cat([update for _, update in items]))
-        scale = max(1.0, shape[0] / shape[1]) ** 0.5
+        rows, columns = updates.shape[1:]
+        scale = max(1.0, rows / columns) ** 0.5
         first = 0
         for parameter, update in items:
             last = first + update.shape[0]
             parameter.mul_(1 - lr * weight_decay)
             parameter.add_(updates[first:last].reshape(parameter.shape), alpha=-lr * scale)
             first = last
+
+
+def _parts(items: list[Item], size: int = 64) -> Iterator[list[Item]]:
+    """Items in lists of about `size` matrices, one job each."""
+    part: list[Item] = []
+    for item in items:
+        part.append(item)
+        if sum(update.shape[0] for _, update in part) >= size:
+            yield part
+            part = []
+    if part:
+        yield part
 
 
 def orthogonal(stack: Tensor) -> Tensor:
@@ -77,7 +98,7 @@ def orthogonal(stack: Tensor) -> Tensor:
 class Optimizers:
     """Both optimisers with one rate factor; the router gets a fifth of AdamW's rate."""
 
-    def __init__(self, net: DemoModel, muon_rate: float, adam_rate: float) -> None:
+    def __init__(self, net: DemoModel, muon_rate: float, adam_rate: float, pool: Executor) -> None:
         named = list(net.named_parameters())
         gates = [p for name, p in named if "gate.weight" in name]
         matrices = [
@@ -87,7 +108,7 @@ class Optimizers:
         self.rest = [p for _, p in named if id(p) not in taken]
         adam_groups = [{"params": self.rest}, {"params": gates, "lr": adam_rate / 5}]
         self.all: list[torch.optim.Optimizer] = [
-            Muon(matrices, net.config.moe_intermediate_size, lr=muon_rate),
+            Muon(matrices, net.config.moe_intermediate_size, pool, lr=muon_rate),
             torch.optim.AdamW(adam_groups, lr=adam_rate, betas=(0.9, 0.95), weight_decay=0.0),
         ]
         self.rates = [[group["lr"] for group in one.param_groups] for one in self.all]

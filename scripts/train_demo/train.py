@@ -17,6 +17,7 @@ import shutil
 import signal
 import time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--init", type=Path, help="begin with the weights of an exported folder")
     parser.add_argument("--curriculum-loss", type=float, default=0.3, help="ends below this")
     parser.add_argument("--curriculum-steps", type=int, default=600, help="ends then at the latest")
-    parser.add_argument("--batch-tokens", type=int, default=2048)
+    parser.add_argument("--batch-tokens", type=int, default=2304)
     parser.add_argument("--short", type=int, default=384, help="tokens in a usual row")
     parser.add_argument("--long", type=int, default=1024, help="tokens in a long conversation")
     parser.add_argument("--rate", type=float, default=0.02, help="Muon's learning rate")
@@ -63,14 +64,55 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def loss_of(net: DemoModel, ids: Tensor, weights: Tensor) -> Tensor:
-    """Weighted mean cross entropy; ids and weights [B, T + 1]."""
+def weighted_loss(net: DemoModel, ids: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sum of cross entropies; ids and weights [B, T + 1]."""
     with torch.autocast("cpu", torch.bfloat16):
         logits = net(ids[:, :-1])
     flat = logits.float().reshape(-1, logits.shape[-1])
     losses = F.cross_entropy(flat, ids[:, 1:].reshape(-1), reduction="none")
-    weight = weights[:, 1:].reshape(-1)
-    return (losses * weight).sum() / weight.sum()
+    return (losses * weights[:, 1:].reshape(-1)).sum()
+
+
+class Workers:
+    """Gradients of a batch, its rows shared among threads of one core each.
+
+    Splitting rows costs far less than splitting every operation among the cores.  The threads'
+    networks share all parameters; only what a forward pass leaves behind is their own."""
+
+    def __init__(self, net: DemoModel, count: int) -> None:
+        self.nets = [net, *(net.twin() for _ in range(count - 1))]
+        self.parameters = list(net.parameters())
+        self.pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
+
+    def gradients(self, ids: Tensor, weights: Tensor, auxiliary: float) -> float:
+        """Set every parameter's gradient; returns the loss of the batch."""
+        scale = 1.0 / float(weights[:, 1:].sum())
+        rows = ids.shape[0]
+        count = min(len(self.nets), rows)
+        cuts = [rows * part // count for part in range(count + 1)]
+        jobs = [
+            self.pool.submit(
+                self._part, net, ids[a:b], weights[a:b], scale, auxiliary * (b - a) / rows
+            )
+            for net, a, b in zip(self.nets, cuts, cuts[1:], strict=False)
+        ]
+        results = [job.result() for job in jobs]
+        for parameter, *parts in zip(
+            self.parameters, *(grads for _, grads in results), strict=True
+        ):
+            parameter.grad = parts[0]
+            for part in parts[1:]:
+                parameter.grad += part
+        for moes in zip(*(net.moes() for net in self.nets[:count]), strict=True):
+            moes[0].load = sum(moe.load for moe in moes)
+        return sum(loss for loss, _ in results)
+
+    def _part(
+        self, net: DemoModel, ids: Tensor, weights: Tensor, scale: float, auxiliary: float
+    ) -> tuple[float, tuple[Tensor, ...]]:
+        loss = weighted_loss(net, ids, weights) * scale
+        balance = sum(moe.auxiliary for moe in net.moes())
+        return loss.item(), torch.autograd.grad(loss + auxiliary * balance, self.parameters)
 
 
 def rate_factor(step: int, steps: int, decay_steps: int, warmup: int = 30) -> float:
@@ -86,7 +128,7 @@ class Trainer:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         options.work.mkdir(parents=True, exist_ok=True)
-        torch.set_num_threads(options.threads)
+        torch.set_num_threads(1)  # the workers are the parallelism
         torch.manual_seed(options.seed)
         if options.init and not options.resume:
             shutil.copyfile(options.init / "tokenizer.json", options.work / "tokenizer.json")
@@ -95,7 +137,8 @@ class Trainer:
             Encoder(tokenizer), options.seed, options.batch_tokens, options.short, options.long
         )
         self.net = DemoModel(ModelConfig(vocab_size=tokenizer.get_vocab_size()))
-        self.optimizers = Optimizers(self.net, options.rate, options.adam_rate)
+        self.workers = Workers(self.net, options.threads)
+        self.optimizers = Optimizers(self.net, options.rate, options.adam_rate, self.workers.pool)
         self.progress = Progress()
         self.stop = False
         self.checkpoint = options.work / "last.pt"
@@ -153,13 +196,10 @@ class Trainer:
         else:
             number = progress.step - progress.curriculum
             phase, (ids, weights) = "corpus", self.batches.corpus(number)
-        loss = loss_of(self.net, ids, weights)
-        balance = sum(moe.auxiliary for moe in self.net.moes())
-        (loss + options.auxiliary * balance).backward()
+        value = self.workers.gradients(ids, weights, options.auxiliary)
         factor = rate_factor(progress.step, options.steps, options.decay_steps)
         self.optimizers.step(factor)
         self.net.rebalance(options.balance * max(0.1, factor))
-        value = loss.item()
         keep = 0.95 if progress.running else 0.0
         progress.running = keep * progress.running + (1 - keep) * value
         progress.tokens += int((weights > 0).sum())
@@ -171,7 +211,8 @@ class Trainer:
         losses = defaultdict(list)
         with torch.inference_mode():
             for kind, ids, weights in self.batches.validation():
-                losses[kind].append(loss_of(self.net, ids, weights).item())
+                loss = weighted_loss(self.net, ids, weights) / weights[:, 1:].sum()
+                losses[kind].append(loss.item())
         self.net.train()
         means = "  ".join(f"{kind} {sum(x) / len(x):.4f}" for kind, x in losses.items())
         self.log(f"== step {self.progress.step} validation  {means}")
