@@ -82,7 +82,12 @@ class RecordReader:
         """Bytes of an incomplete record held back."""
 
 def format_submit(
-    id: int, slot: int, payload: bytes, max_tokens: int, temperature: float, top_p: float,
+    id: int,
+    slot: int,
+    payload: bytes,
+    max_tokens: int,
+    temperature: float,
+    top_p: float,
     options: dict[str, str],
 ) -> bytes:
     """A complete SUBMIT frame; raises ``ValueError`` for values the wire cannot carry."""
@@ -96,7 +101,11 @@ class Model:
     """See ``colibri.Model``."""
 
     def __init__(
-        self, path: str, ram_gb: float | None, ctx: int, threads: int | None,
+        self,
+        path: str,
+        ram_gb: float | None,
+        ctx: int,
+        threads: int | None,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> None: ...
     def encode(self, text: str) -> list[int]: ...
@@ -104,9 +113,17 @@ class Model:
     def logits(self, ids: list[int]) -> tuple[bytes, int, int]: ...
     def routing(self, ids: list[int]) -> tuple[bytes, bytes, int, int, int]: ...
     def generate(
-        self, prompt: str | list[int], max_tokens: int, temperature: float, top_p: float,
-        seed: int | None, stop: list[str],
+        self,
+        prompt: str | list[int],
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        seed: int | None,
+        stop: list[str],
     ) -> Iterator[Token]: ...
 
 def describe(path: str) -> str:
-    """What a model folder holds, as a JSON object (family, sizes, formats, gaps); reads headers only."""
+    """What a model folder holds, as a JSON object (family, sizes, formats, gaps).
+
+    Reads headers only.
+    """

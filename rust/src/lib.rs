@@ -5,4 +5,23 @@
 //!
 //! Modules form layers; a lower one never names a higher one (checked by `tests/architecture`).
 
+pub mod cli;
+pub mod config;
+pub mod cpu;
+pub mod dtype;
+pub mod engine;
 pub mod error;
+pub mod experts;
+pub mod kernels;
+pub mod kv;
+pub mod matrix;
+pub mod model;
+pub mod mux;
+#[cfg(feature = "python")]
+pub mod python;
+pub mod runner;
+pub mod sample;
+pub mod store;
+pub mod telemetry;
+pub mod threads;
+pub mod tokenizer;

@@ -1,0 +1,222 @@
+"""The ``colibri`` command: arguments, and which module runs each subcommand.
+
+Nothing heavy is imported before a subcommand runs, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from colibri.errors import ColibriError, EngineStartError
+
+MODEL_HELP = "model folder; without it COLI_MODEL, else the demo model that comes with colibri"
+MAX_SLOTS = 16
+# As shells report a command that ended by Ctrl-C.
+EXIT_INTERRUPTED = 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors look like all our errors."""
+
+    def error(self, message: str) -> NoReturn:
+        report(message, f"see '{self.prog} --help'")
+        sys.exit(2)
+
+
+def report(message: str, hint: str | None = None) -> None:
+    """Prints an error the way every command does."""
+    print(f"error: {message}", file=sys.stderr)
+    if hint is not None:
+        print(f"hint: {hint}", file=sys.stderr)
+
+
+def _integer(low: int, high: int) -> Callable[[str], int]:
+    def integer(text: str) -> int:
+        value = int(text)
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"must be from {low} to {high}")
+        return value
+
+    return integer
+
+
+def _number(low: float, high: float, *, above_low: bool = False) -> Callable[[str], float]:
+    def number(text: str) -> float:
+        value = float(text)
+        if not low <= value <= high or (above_low and value == low):
+            bound = f"above {low:g}, at most {high:g}" if above_low else f"from {low:g} to {high:g}"
+            raise argparse.ArgumentTypeError(f"must be {bound}")
+        return value
+
+    return number
+
+
+def _engine_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("engine")
+    group.add_argument(
+        "--ram",
+        type=_number(0, 1e6, above_low=True),
+        metavar="GB",
+        help="memory budget in GB (1e9 bytes); default: what is available",
+    )
+    group.add_argument(
+        "--ctx",
+        type=_integer(16, 1 << 24),
+        default=4096,
+        metavar="N",
+        help="most tokens of prompt and answer together (default: 4096)",
+    )
+    group.add_argument(
+        "--threads",
+        type=_integer(1, 4096),
+        metavar="N",
+        help="worker threads; default: one per allowed core",
+    )
+
+
+def _sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling")
+    group.add_argument(
+        "--max-tokens", type=_integer(1, 2**31 - 1), metavar="N", help="most tokens of an answer"
+    )
+    group.add_argument(
+        "--temperature",
+        type=_number(0, 2),
+        metavar="T",
+        help="0 always takes the likeliest token; default: what the model suggests",
+    )
+    group.add_argument("--top-p", type=_number(0, 1, above_low=True), metavar="P")
+    group.add_argument(
+        "--seed", type=_integer(0, 2**64 - 1), metavar="N", help="makes the draw repeatable"
+    )
+
+
+def _serve_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    _engine_arguments(parser)
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    group.add_argument("--port", type=_integer(0, 65535), default=8000, help="default: 8000")
+    group.add_argument(
+        "--slots",
+        type=_integer(1, MAX_SLOTS),
+        default=4,
+        metavar="N",
+        help="requests that run at once, each with its own KV memory (default: 4)",
+    )
+    group.add_argument(
+        "--max-queue",
+        type=_integer(0, 100_000),
+        default=64,
+        metavar="N",
+        help="requests that may wait for a slot; more are refused with 429 (default: 64)",
+    )
+    group.add_argument(
+        "--api-key",
+        default=os.environ.get("COLIBRI_API_KEY"),
+        metavar="KEY",
+        help="key that requests need; better set COLIBRI_API_KEY, which 'ps' does not show",
+    )
+    group.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="further host name that requests may be addressed to; '*' for all; repeatable",
+    )
+    group.add_argument(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="origin of web pages that may call the server, like https://app.example; repeatable",
+    )
+    group.add_argument(
+        "--no-telemetry", action="store_true", help="leave the 'colibri' object out of replies"
+    )
+    group.add_argument("--model-id", metavar="NAME", help="name the model is served under")
+    group.add_argument("--verbose", action="store_true", help="log every request")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the whole command line."""
+    parser = _Parser(
+        prog="colibri",
+        description="Run Mixture-of-Experts models whose experts do not fit in memory.",
+    )
+    parser.add_argument("--version", action="store_true", help="print the version")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="serve the OpenAI-compatible API and the web page")
+    _serve_arguments(serve)
+    serve.set_defaults(open_browser=False)
+
+    web = commands.add_parser("web", help="like serve, and open the page in the browser")
+    _serve_arguments(web)
+    web.set_defaults(open_browser=True)
+
+    chat = commands.add_parser("chat", help="talk to a model in the terminal")
+    chat.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    _engine_arguments(chat)
+    _sampling_arguments(chat)
+    chat.add_argument("--system", metavar="TEXT", help="system message")
+
+    run = commands.add_parser("run", help="print the continuation of a prompt")
+    run.add_argument("prompt", metavar="PROMPT", help="the text; '-' reads it from stdin")
+    run.add_argument("--model", metavar="MODEL", help=MODEL_HELP)
+    mode = run.add_mutually_exclusive_group()
+    mode.add_argument(
+        "--raw",
+        dest="as_chat",
+        action="store_false",
+        help="continue the text as it stands (default)",
+    )
+    mode.add_argument(
+        "--chat", dest="as_chat", action="store_true", help="ask it, by the model's chat template"
+    )
+    run.set_defaults(as_chat=False)
+    _engine_arguments(run)
+    _sampling_arguments(run)
+
+    info = commands.add_parser("info", help="say what a model folder holds")
+    info.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    info.add_argument("--json", action="store_true", help="as JSON")
+    return parser
+
+
+_MODULES = {"serve": "serve", "web": "serve", "chat": "chat", "run": "run", "info": "info"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code."""
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    if args.version:
+        from colibri import __version__
+
+        print(f"colibri {__version__}")
+        return 0
+    if args.command is None:
+        parser.print_help()
+        return 0
+    try:
+        module = import_module(f"colibri.commands.{_MODULES[args.command]}")
+        code: int = module.run(args)
+    except EngineStartError as error:
+        report(str(error), error.hint)
+        return error.exit_code
+    except ColibriError as error:
+        report(str(error), error.hint)
+        return 1
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has left, as in `colibri run ... | head`.
+        sys.stdout = None
+        return 1
+    return code

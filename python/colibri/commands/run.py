@@ -1,0 +1,86 @@
+"""``colibri run``: one prompt, one continuation on stdout."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+
+from colibri.admission import Admission, raw_affinity
+from colibri.commands.console import ProgressLine, engine_config, printable, private_engine
+from colibri.engine import Engine
+from colibri.errors import RequestError
+from colibri.generation import Generation, Progress, Prompt, Text
+from colibri.models import ModelInfo, read_model, resolve_model
+from colibri.prompt import PromptRenderer
+from colibri.text_filters import role_markers
+
+DEFAULT_MAX_TOKENS = 256
+
+
+def sampling(args: argparse.Namespace, model: ModelInfo, engine: Engine, text: str) -> Prompt:
+    """Joins a rendered prompt with the arguments and the model's defaults.
+
+    Raises:
+        RequestError: a seed was given and the engine takes none.
+    """
+    options = {}
+    if args.seed is not None:
+        if "seed" not in engine.options:
+            raise RequestError("this engine takes no seed")
+        options["seed"] = str(args.seed)
+    return Prompt(
+        text=text,
+        max_tokens=args.max_tokens,
+        temperature=model.temperature if args.temperature is None else args.temperature,
+        top_p=model.top_p if args.top_p is None else args.top_p,
+        affinity=raw_affinity(text),
+        stop=role_markers(model.template),
+        options=options,
+    )
+
+
+async def write_answer(generation: Generation, progress: ProgressLine) -> str:
+    """Prints an answer as it comes, thinking on stderr; returns the answer without thinking."""
+    await generation.start()
+    parts = []
+    while (delta := await generation.next()) is not None:
+        match delta:
+            case Progress(done, total):
+                if done < total:
+                    progress.update("reading the prompt", done, total)
+            case Text("content", text):
+                progress.clear()
+                parts.append(text)
+                sys.stdout.write(printable(text, sys.stdout))
+                sys.stdout.flush()
+            case Text(_, text):
+                progress.clear()
+                sys.stderr.write(printable(text, sys.stderr))
+                sys.stderr.flush()
+    return "".join(parts)
+
+
+async def _run(args: argparse.Namespace, text: str) -> None:
+    folder = resolve_model(args.model)
+    model = read_model(folder)
+    if args.as_chat:
+        text = PromptRenderer(model).render([{"role": "user", "content": text}])
+    if args.max_tokens is None:
+        args.max_tokens = DEFAULT_MAX_TOKENS
+    progress = ProgressLine()
+    async with private_engine(engine_config(args, folder, 1), progress) as engine:
+        prompt = sampling(args, model, engine, text)
+        async with Generation(engine, Admission(1, 0), prompt) as generation:
+            await write_answer(generation, progress)
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the continuation of the prompt."""
+    text = sys.stdin.read() if args.prompt == "-" else args.prompt
+    if not text or "\0" in text:
+        raise RequestError("the prompt must hold text and no NUL character")
+    asyncio.run(_run(args, text))
+    return 0

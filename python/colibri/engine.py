@@ -1,0 +1,489 @@
+"""The supervised engine: requests go in, events come out, deaths are survived.
+
+Owns: which request an output record belongs to, the engine's state, restarts with back-off.
+Does not own: pipes (``engine_process``), who may start when (``admission``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from itertools import count
+from typing import Any, TypeAlias
+
+from colibri import _core, frames
+from colibri.engine_process import EngineConfig, EngineProcess
+from colibri.errors import (
+    EngineDied,
+    EngineError,
+    EngineStartError,
+    EngineUnavailable,
+    ProtocolError,
+    RequestError,
+)
+from colibri.telemetry import Telemetry
+
+log = logging.getLogger("colibri.engine")
+
+# A consumer that lags by more than this many records gets the following DATA merged.
+QUEUE_TOKENS = 256
+# Seconds before the n-th restart; the last one repeats.
+BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+# A process that served this long starts the back-off again.
+STABLE_S = 60.0
+# An engine without CAPS counts as ready this long after READY.
+CAPS_WAIT_S = 0.5
+
+Event: TypeAlias = frames.Accept | frames.Prefill | frames.Data | frames.TopK | frames.Done
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """What the engine is doing.
+
+    Attributes:
+        name: starting, loading, ready, restarting, failed, stopping or stopped.
+        stage: what is being loaded, while loading.
+        done: progress of that stage.
+        total: its end.
+        reason: why it failed or restarts.
+        hint: advice that goes with the reason.
+        retry_in_s: time until the next start, while restarting.
+        restarts: how often it was restarted.
+    """
+
+    name: str = "starting"
+    stage: str | None = None
+    done: int = 0
+    total: int = 0
+    reason: str | None = None
+    hint: str | None = None
+    retry_in_s: float | None = None
+    restarts: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as a JSON object."""
+        return asdict(self)
+
+
+class Turn:
+    """One request in the engine.
+
+    Iterate for its events; the iteration ends after ``Done``. Exactly one of these is called to
+    end it early: ``stop`` (the answer is complete) or ``cancel`` (nobody wants it). The engine is
+    finished with the slot only when ``on_end`` was called, which may be after the last consumer
+    has gone.
+
+    Back-pressure: the wire cannot pause one request, and the reader must not wait for one slow
+    consumer, so beyond ``QUEUE_TOKENS`` waiting records the text of new DATA is appended to the
+    last one. A consumer that never reads thus costs the bytes of its own answer, which max_tokens
+    and the context bound, and delays nobody.
+    """
+
+    def __init__(self, turn_id: int, slot: int, on_end: Callable[[], None]) -> None:
+        self.id = turn_id
+        self.slot = slot
+        self.perf: frames.Perf | None = None
+        self._on_end = on_end
+        self._events: deque[Event] = deque()
+        self._wake = asyncio.Event()
+        self._error: Exception | None = None
+        self._ended = False
+        self._abandoned = False
+        self._send: Callable[[bytes], None] = _discard
+
+    @property
+    def ended(self) -> bool:
+        """Whether the engine is finished with it."""
+        return self._ended
+
+    async def next(self) -> Event | None:
+        """Returns the next event, ``None`` after the last; safe to cancel and call again.
+
+        Raises:
+            RequestError: the engine refused it.
+            EngineError: it failed, or the engine died.
+        """
+        while not self._events:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                return None
+            self._wake.clear()
+            await self._wake.wait()
+        return self._events.popleft()
+
+    def stop(self) -> None:
+        """Asks the engine to end the turn as a success; ``Done`` follows."""
+        if not self._ended:
+            self._send(f"STOP {self.id}\n".encode())
+
+    def cancel(self) -> None:
+        """Asks the engine to drop the turn; its events no longer matter."""
+        if not self._ended and not self._abandoned:
+            self._abandoned = True
+            self._events.clear()
+            self._send(f"CANCEL {self.id}\n".encode())
+
+    def connect(self, send: Callable[[bytes], None]) -> None:
+        """Says where STOP and CANCEL are written."""
+        self._send = send
+
+    def push(self, event: Event) -> None:
+        """Takes an event from the engine."""
+        if self._abandoned:
+            return
+        if len(self._events) >= QUEUE_TOKENS:
+            last = self._events[-1]
+            if isinstance(event, frames.Data) and isinstance(last, frames.Data):
+                self._events[-1] = frames.Data(event.id, last.data + event.data)
+                return
+            if isinstance(event, frames.TopK):
+                # Alternatives are advisory; text is not.
+                return
+        self._events.append(event)
+        self._wake.set()
+
+    def end(self, error: Exception | None = None) -> None:
+        """Marks the engine as finished with it."""
+        if self._ended:
+            return
+        self._ended = True
+        self._error = error
+        self._wake.set()
+        self._on_end()
+
+
+def _discard(_frame: bytes) -> None:
+    """The engine is gone; its requests have been failed already."""
+
+
+class Engine:
+    """The engine, kept alive.
+
+    Args:
+        config: what to start.
+        telemetry: receives every record that is not of one request.
+        on_log: called with each log line of the engine.
+        backoff_s: waits before the first, second, ... restart.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        telemetry: Telemetry | None = None,
+        on_log: Callable[[str], None] = log.info,
+        backoff_s: tuple[float, ...] = BACKOFF_S,
+    ) -> None:
+        self.config = config
+        self.telemetry = telemetry or Telemetry()
+        self.caps: dict[str, str] = {}
+        self._on_log = on_log
+        self._backoff_s = backoff_s
+        self._state = EngineState()
+        self._changed = asyncio.Event()
+        self._turns: dict[int, Turn] = {}
+        self._ids = count(1)
+        self._process: EngineProcess | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._ready_timer: asyncio.TimerHandle | None = None
+        self._ready_at = 0.0
+        self._start_error: EngineStartError | None = None
+        self.on_state: Callable[[EngineState], None] = lambda _state: None
+
+    # --- state ---
+
+    @property
+    def state(self) -> EngineState:
+        """What the engine is doing now."""
+        return self._state
+
+    @property
+    def in_flight(self) -> int:
+        """Requests the engine has not finished with."""
+        return len(self._turns)
+
+    @property
+    def ctx(self) -> int:
+        """Most tokens of prompt and answer together, as the engine reports it."""
+        return _positive(self.caps.get("ctx"), self.config.ctx)
+
+    @property
+    def slots(self) -> int:
+        """KV slots, as the engine reports them."""
+        return _positive(self.caps.get("slots"), self.config.slots)
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the running engine."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def options(self) -> frozenset[str]:
+        """Extensions of SUBMIT this engine takes."""
+        return frozenset(filter(None, self.caps.get("submit", "").split(",")))
+
+    def check_ready(self) -> None:
+        """Raises ``EngineUnavailable`` unless requests can be sent now."""
+        state = self._state
+        if state.name == "ready":
+            return
+        message = f"the engine is {state.name}"
+        if state.stage is not None:
+            message += f" ({state.stage} {state.done}/{state.total})"
+        if state.reason is not None:
+            message += f": {state.reason}"
+        raise EngineUnavailable(message, hint=state.hint)
+
+    # --- life ---
+
+    def start(self) -> None:
+        """Begins to start the engine and to keep it alive."""
+        self._task = asyncio.create_task(self._supervise(), name="engine supervisor")
+        self._task.add_done_callback(self._supervisor_ended)
+
+    async def wait_ready(self) -> None:
+        """Waits until the engine takes requests.
+
+        Raises:
+            EngineStartError: its first start failed; later failures are retried instead.
+        """
+        while self._state.name != "ready":
+            if self._start_error is not None:
+                raise self._start_error
+            if self._state.name == "stopped":
+                raise EngineStartError("the engine was stopped")
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def stop(self, step_s: float | None = None) -> None:
+        """Ends the engine gracefully and stops keeping it alive."""
+        if self._task is None:
+            return
+        self._set(replace(self._state, name="stopping"))
+        if self._process is not None:
+            if step_s is None:
+                await self._process.stop()
+            else:
+                await self._process.stop(step_s)
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        self._task = None
+        self._set(EngineState(name="stopped", restarts=self._state.restarts))
+
+    def _supervisor_ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or task.exception() is None:
+            return
+        log.critical("the engine's supervisor failed", exc_info=task.exception())
+        self._start_error = EngineStartError("internal error while watching the engine")
+        self._set(EngineState(name="failed", reason=str(self._start_error)))
+
+    async def _supervise(self) -> None:
+        attempt = 0
+        while True:
+            cause, hint = await self._run_once()
+            if self._state.name == "stopping":
+                return
+            if self._ready_at == 0.0 and self._start_error is not None:
+                self._set(EngineState(name="failed", reason=cause, hint=hint))
+                return
+            if asyncio.get_running_loop().time() - self._ready_at > STABLE_S:
+                attempt = 0
+            wait_s = self._backoff_s[min(attempt, len(self._backoff_s) - 1)]
+            attempt += 1
+            log.error("engine ended: %s; next start in %g s", cause, wait_s)
+            self._set(
+                EngineState(
+                    name="restarting",
+                    reason=cause,
+                    hint=hint,
+                    retry_in_s=wait_s,
+                    restarts=self._state.restarts + 1,
+                )
+            )
+            await asyncio.sleep(wait_s)
+            self._set(EngineState(name="starting", restarts=self._state.restarts))
+
+    async def _run_once(self) -> tuple[str, str | None]:
+        """Runs one process to its end, fails what was in flight, and says why it ended."""
+        self.caps = {}
+        process = EngineProcess(
+            on_record=self._record, on_progress=self._progress, on_log=self._on_log
+        )
+        self._process = process
+        exit_code = 1
+        cause = "the engine was stopped"
+        hint: str | None = None
+        try:
+            code = await process.run(self.config)
+        except OSError as error:
+            cause = f"cannot start {self.config.argv()[0]}: {error.strerror or error}"
+            hint = "set COLIBRI_ENGINE to the engine's command"
+        else:
+            cause, hint = process.cause(code), process.hint
+            exit_code = code if code > 0 else 1
+        finally:
+            self._process = None
+            if self._ready_timer is not None:
+                self._ready_timer.cancel()
+                self._ready_timer = None
+            # Also on cancellation: nobody may wait for a process that is gone.
+            self._fail_all(cause)
+        if self._ready_at == 0.0:
+            message = process.error or f"the engine did not start: {cause}"
+            self._start_error = EngineStartError(message, hint=hint, exit_code=exit_code)
+        return cause, hint
+
+    def _fail_all(self, cause: str) -> None:
+        turns, self._turns = self._turns, {}
+        for turn in turns.values():
+            turn.connect(_discard)
+            turn.end(EngineDied(f"the engine ended during this request: {cause}"))
+
+    # --- requests ---
+
+    def submit(
+        self,
+        prompt: bytes,
+        *,
+        slot: int,
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        options: dict[str, str] | None = None,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> Turn:
+        """Sends a request to the engine.
+
+        Args:
+            prompt: the rendered text.
+            slot: a slot no other request is using.
+            max_tokens: most tokens to generate; cut to the context.
+            temperature: 0 to 2.
+            top_p: above 0, at most 1.
+            options: extensions; each must be in ``self.options``.
+            on_end: called once when the engine is finished with the request.
+
+        Raises:
+            EngineUnavailable: the engine takes no requests now.
+            RequestError: a value the wire cannot carry.
+        """
+        self.check_ready()
+        process = self._process
+        if process is None:
+            raise EngineUnavailable("the engine is ending")
+        turn = Turn(next(self._ids), slot, on_end)
+        try:
+            frame = _core.format_submit(
+                turn.id,
+                slot,
+                prompt,
+                min(max_tokens, max(self.ctx, 1)),
+                temperature,
+                top_p,
+                options or {},
+            )
+        except ValueError as error:
+            raise RequestError(str(error)) from error
+        turn.connect(process.write)
+        self._turns[turn.id] = turn
+        process.write(frame)
+        return turn
+
+    # --- what the engine says ---
+
+    def _record(self, record: frames.Record) -> None:
+        match record:
+            case frames.Accept() | frames.Prefill() | frames.Data() | frames.TopK():
+                if turn := self._turns.get(record.id):
+                    turn.push(record)
+            case frames.Done():
+                if turn := self._turns.pop(record.id, None):
+                    turn.push(record)
+                    turn.end()
+            case frames.Error():
+                self._error(record)
+            case frames.Perf():
+                if turn := self._turns.get(record.id):
+                    turn.perf = record
+            case frames.Ready():
+                self._ready_timer = asyncio.get_running_loop().call_later(
+                    CAPS_WAIT_S, self._become_ready
+                )
+            case frames.Caps():
+                self.caps = record.values
+                self._become_ready()
+            case frames.Malformed():
+                log.warning("malformed record: %s: %.200r", record.reason, record.line)
+                if frames.breaks_requests(record):
+                    raise ProtocolError(f"the engine sent a malformed record: {record.reason}")
+            case frames.Unknown() | frames.Stat():
+                pass
+            case _:
+                self.telemetry.apply(record)
+
+    def _become_ready(self) -> None:
+        if self._ready_timer is not None:
+            self._ready_timer.cancel()
+            self._ready_timer = None
+        if self._state.name in ("starting", "loading"):
+            self._ready_at = asyncio.get_running_loop().time()
+            self._set(EngineState(name="ready", restarts=self._state.restarts))
+
+    def _error(self, record: frames.Error) -> None:
+        turn = self._turns.get(record.id)
+        if turn is None:
+            if record.code == "BAD_FRAME":
+                raise ProtocolError("the engine lost the boundary of a frame")
+            if record.code != "NOT_FOUND":  # a STOP or CANCEL that crossed its DONE is normal
+                log.warning("error for request %d: %s", record.id, record.code)
+            return
+        del self._turns[record.id]
+        turn.end(_to_exception(record))
+
+    def _progress(self, stage: str, done: int, total: int) -> None:
+        if self._state.name in ("starting", "loading"):
+            self._set(replace(self._state, name="loading", stage=stage, done=done, total=total))
+
+    def _set(self, state: EngineState) -> None:
+        self._state = state
+        self._changed.set()
+        self.on_state(state)
+
+
+def _to_exception(record: frames.Error) -> Exception:
+    detail = " ".join(record.detail)
+    match record.code:
+        case "CONTEXT_EXCEEDED":
+            numbers = [word for word in record.detail if word.isdigit()]
+            if len(numbers) >= 2:
+                text = f"the prompt has {numbers[0]} tokens, the context takes at most {numbers[1]}"
+            else:
+                text = "the prompt does not fit in the context"
+            return RequestError(
+                text,
+                code="context_length_exceeded",
+                hint="shorten the prompt or start the server with a larger --ctx",
+            )
+        case "EMPTY_PROMPT":
+            return RequestError("the prompt is empty", code="empty_prompt")
+        case "BAD_REQUEST":
+            return RequestError(f"the engine refused the request: {detail}".rstrip(": "))
+        case "CANCELLED":
+            return EngineError("the request was cancelled")
+        case "ENGINE":
+            return EngineError(f"the engine failed this request: {detail}")
+        case code:
+            return EngineError(f"the engine reported {code} {detail}".rstrip())
+
+
+def _positive(text: str | None, otherwise: int) -> int:
+    if text is not None and text.isascii() and text.isdigit() and int(text) > 0:
+        return int(text)
+    return otherwise

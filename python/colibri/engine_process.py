@@ -1,0 +1,251 @@
+"""One life of the engine process: spawn, read, write, end.
+
+Owns the pipes and the reason why the process ended. Does not own requests or restarts
+(``engine``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from colibri import _core, frames
+from colibri.errors import ProtocolError
+from colibri.find_engine import find_engine
+
+READ_BYTES = 1 << 16
+# A diagnostic line longer than this is cut: stderr is for people.
+STDERR_LINE_BYTES = 8192
+# How many last lines of stderr explain a death.
+STDERR_TAIL = 20
+# Time for each of the three ways to end: closed stdin, SIGTERM, SIGKILL.
+STOP_STEP_S = 10.0
+# An engine that closed its output has this long to end.
+EXIT_WAIT_S = 5.0
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What the engine is started with.
+
+    Attributes:
+        model: folder of the model.
+        ctx: most tokens of prompt and answer together.
+        slots: KV slots, which is how many requests run at once.
+        ram_gb: memory budget in GB, ``None`` for the engine's own choice.
+        threads: worker threads, ``None`` for the engine's own choice.
+        command: how to start the engine; empty for the usual search.
+    """
+
+    model: Path
+    ctx: int = 4096
+    slots: int = 4
+    ram_gb: float | None = None
+    threads: int | None = None
+    command: tuple[str, ...] = ()
+
+    def argv(self) -> list[str]:
+        """Returns the complete command line."""
+        argv = list(self.command) or find_engine()
+        argv += ["--mux", "--model", str(self.model)]
+        argv += ["--ctx", str(self.ctx), "--slots", str(self.slots)]
+        if self.ram_gb is not None:
+            argv += ["--ram", f"{self.ram_gb:g}"]
+        if self.threads is not None:
+            argv += ["--threads", str(self.threads)]
+        return [*argv, "--progress"]
+
+
+class EngineProcess:
+    """A running engine.
+
+    Args:
+        on_record: called for each record, in order.
+        on_progress: called with (stage, done, total) while the model loads.
+        on_log: called with each other line of the engine's stderr.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_record: Callable[[frames.Record], None],
+        on_progress: Callable[[str, int, int], None],
+        on_log: Callable[[str], None],
+    ) -> None:
+        self._on_record = on_record
+        self._on_progress = on_progress
+        self._on_log = on_log
+        self._tail: deque[str] = deque(maxlen=STDERR_TAIL)
+        self._error_lines: list[str] = []
+        self._hint_lines: list[str] = []
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = False
+        self._broken: str | None = None
+
+    async def run(self, config: EngineConfig) -> int:
+        """Starts the process and serves its output until it has ended; returns the exit code.
+
+        A negative code is the signal that ended it. Cancelling kills the process.
+
+        Raises:
+            OSError: the command cannot be started.
+        """
+        process = await asyncio.create_subprocess_exec(
+            *config.argv(),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            # A Ctrl-C in the terminal is for us alone; we tell the engine what to do.
+            start_new_session=True,
+        )
+        self._process = process
+        # Pipes were asked for, so both streams exist.
+        stderr = asyncio.create_task(
+            self._read_stderr(cast("asyncio.StreamReader", process.stderr))
+        )
+        try:
+            await self._read_stdout(cast("asyncio.StreamReader", process.stdout))
+            try:
+                await asyncio.wait_for(process.wait(), EXIT_WAIT_S)
+            except TimeoutError:
+                self.kill("it closed its output and did not end")
+            code = await process.wait()
+            # A child of the engine may hold stderr open for ever.
+            await asyncio.wait({stderr}, timeout=1.0)
+            return code
+        finally:
+            stderr.cancel()
+            if process.returncode is None:
+                self._signal(signal.SIGKILL)
+                await process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+
+    def write(self, frame: bytes) -> None:
+        """Sends one complete frame; a no-op once the process is gone (its death is reported)."""
+        process = self._process
+        if process is None or process.stdin is None or process.stdin.is_closing():
+            return
+        process.stdin.write(frame)
+
+    async def stop(self, step_s: float = STOP_STEP_S) -> None:
+        """Ends the process: closes stdin, then SIGTERM, then SIGKILL, ``step_s`` apart."""
+        process = self._process
+        if process is None:
+            return
+        self._stopping = True
+        if process.stdin is not None:
+            process.stdin.close()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), step_s)
+                return
+            self._signal(number)
+        await process.wait()
+
+    def kill(self, why: str) -> None:
+        """Ends a process that can no longer be understood."""
+        self._broken = self._broken or why
+        self._signal(signal.SIGKILL)
+
+    @property
+    def pid(self) -> int | None:
+        """Process id, ``None`` before the start."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def hint(self) -> str | None:
+        """Advice the engine printed with its error."""
+        return "; ".join(self._hint_lines) or None
+
+    def cause(self, code: int) -> str:
+        """Says in one line why the process ended with ``code``."""
+        if self._broken is not None:
+            return self._broken
+        if code < 0:
+            cause = f"killed by signal {-code} ({_signal_name(-code)})"
+            if code == -signal.SIGKILL and not self._stopping:
+                cause += ": likely out of memory"
+        else:
+            cause = f"exited with code {code}"
+        if self._error_lines:
+            return f"{'; '.join(self._error_lines)} ({cause})"
+        if self._tail:
+            return f"{cause}; its last words: {self._tail[-1]}"
+        return cause
+
+    @property
+    def error(self) -> str | None:
+        """The error the engine printed, without our words about the exit."""
+        return "; ".join(self._error_lines) or None
+
+    @property
+    def tail(self) -> list[str]:
+        """Last lines of its stderr."""
+        return list(self._tail)
+
+    async def _read_stdout(self, stream: asyncio.StreamReader) -> None:
+        reader = _core.RecordReader()
+        while data := await stream.read(READ_BYTES):
+            if self._broken is not None:
+                continue
+            try:
+                for kind, values in reader.feed(data):
+                    self._on_record(frames.to_record(kind, values))
+            except ProtocolError as error:
+                self.kill(str(error))
+
+    async def _read_stderr(self, stream: asyncio.StreamReader) -> None:
+        pending = b""
+        while data := await stream.read(READ_BYTES):
+            *lines, pending = (pending + data).split(b"\n")
+            for line in lines:
+                self._stderr_line(line)
+            if len(pending) > STDERR_LINE_BYTES:
+                self._stderr_line(pending[:STDERR_LINE_BYTES])
+                pending = b""
+        if pending:
+            self._stderr_line(pending)
+
+    def _stderr_line(self, raw: bytes) -> None:
+        line = raw.decode("utf-8", "replace").rstrip()
+        if not line:
+            return
+        if progress := _parse_progress(line):
+            self._on_progress(*progress)
+        elif line.startswith("error: "):
+            self._error_lines.append(line.removeprefix("error: "))
+        elif line.startswith("hint: "):
+            self._hint_lines.append(line.removeprefix("hint: "))
+        else:
+            self._tail.append(line)
+            self._on_log(line)
+
+    def _signal(self, number: int) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+
+def _parse_progress(line: str) -> tuple[str, int, int] | None:
+    words = line.split()
+    if len(words) != 4 or words[0] != "progress":
+        return None
+    if not (
+        words[2].isascii() and words[2].isdigit() and words[3].isascii() and words[3].isdigit()
+    ):
+        return None
+    return words[1], int(words[2]), int(words[3])
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"

@@ -1,0 +1,302 @@
+"""One turn from prompt to result: the path every endpoint and the terminal share.
+
+Owns: waiting for a slot, whole characters, stop strings, thinking, the figures of the turn.
+Does not own: how any of it is written to a client.
+"""
+
+from __future__ import annotations
+
+import codecs
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+from colibri import frames
+from colibri.admission import Admission, Lease
+from colibri.engine import Engine, Turn
+from colibri.errors import EngineError
+from colibri.text_filters import Kind, StopFilter, ThinkFilter
+
+# Alternatives per token in the telemetry of an answer, as many as the wire's own default.
+TOPK = 5
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What to generate.
+
+    Attributes:
+        text: the rendered prompt.
+        max_tokens: most tokens; ``None`` is the room that the context leaves.
+        temperature: 0 to 2.
+        top_p: above 0, at most 1.
+        stop: texts that end the answer.
+        options: extensions of SUBMIT; each must be offered by the engine.
+        affinity: names the conversation.
+        thinks: whether thinking is to be told from the answer.
+        telemetry: whether alternatives per token are wanted.
+    """
+
+    text: str
+    max_tokens: int | None
+    temperature: float
+    top_p: float
+    affinity: bytes
+    stop: tuple[str, ...] = ()
+    options: dict[str, str] = field(default_factory=dict)
+    thinks: bool = False
+    telemetry: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A piece of the answer; never empty."""
+
+    kind: Kind
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Prompt tokens processed so far."""
+
+    done: int
+    total: int
+
+
+Delta: TypeAlias = Text | Progress
+
+
+@dataclass(frozen=True)
+class Result:
+    """How the turn ended.
+
+    Attributes:
+        finish_reason: ``stop`` or ``length``.
+        done: the engine's closing figures.
+        cached_tokens: prompt tokens that were not processed again.
+        ttft_ms: time from sending to the first token, ``None`` without one.
+        queue_wait_ms: time spent waiting for a slot.
+        colibri: the object of protocol.md section 7.
+    """
+
+    finish_reason: str
+    done: frames.Done
+    cached_tokens: int
+    ttft_ms: float | None
+    queue_wait_ms: float
+    colibri: dict[str, Any]
+
+    def usage(self) -> dict[str, Any]:
+        """Returns the ``usage`` object of OpenAI."""
+        return {
+            "prompt_tokens": self.done.prompt_tokens,
+            "completion_tokens": self.done.emitted,
+            "total_tokens": self.done.prompt_tokens + self.done.emitted,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+class Generation:
+    """A turn in progress; a context manager that cancels whatever is left of it.
+
+    The slot returns to ``admission`` when the engine has finished with it, which is after the
+    context was left if the turn was cancelled.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        admission: Admission,
+        prompt: Prompt,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._admission = admission
+        self._prompt = prompt
+        self._clock = clock
+        self._turn: Turn | None = None
+        self._stop = StopFilter(prompt.stop)
+        inside = prompt.thinks and prompt.text.rstrip().endswith("<think>")
+        self._think = ThinkFilter(inside=inside) if prompt.thinks else None
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._out: deque[Delta] = deque()
+        self._topk: list[list[dict[str, Any]]] = []
+        self._cached_tokens: int | None = None
+        self._first_token_at: float | None = None
+        self._submitted_at = 0.0
+        self._repin_mark = 0
+        self.queue_wait_ms = 0.0
+        self.prompt_tokens: int | None = None
+        self._result: Result | None = None
+
+    @property
+    def result(self) -> Result:
+        """How the turn ended; only after ``next`` has returned ``None``."""
+        if self._result is None:
+            raise RuntimeError("the turn has not ended")
+        return self._result
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._turn is not None and self._result is None:
+            self._turn.cancel()
+
+    async def start(self) -> None:
+        """Waits for a slot and until the engine has accepted the prompt.
+
+        Raises:
+            QueueFull: too many are waiting.
+            RequestError: the engine refuses it.
+            EngineError: the engine is not ready or died.
+        """
+        self._engine.check_ready()
+        asked_at = self._clock()
+        lease = await self._admission.acquire(self._prompt.affinity)
+        self.queue_wait_ms = (self._clock() - asked_at) * 1000
+        self._turn = self._submit(lease)
+        event = await self._turn.next()
+        if not isinstance(event, frames.Accept):
+            # Engines of the first protocol version send no ACCEPT.
+            if event is not None:
+                self._take(self._turn, event)
+            return
+        self.prompt_tokens = event.prompt_tokens
+
+    def _submit(self, lease: Lease) -> Turn:
+        prompt, engine = self._prompt, self._engine
+        options = dict(prompt.options)
+        if prompt.telemetry and "topk" in engine.options:
+            options.setdefault("topk", str(TOPK))
+        self._submitted_at = self._clock()
+        self._repin_mark = engine.telemetry.repin_mark
+        try:
+            return engine.submit(
+                prompt.text.encode(),
+                slot=lease.slot,
+                max_tokens=prompt.max_tokens or engine.ctx,
+                temperature=prompt.temperature,
+                top_p=prompt.top_p,
+                options=options,
+                on_end=lease.release,
+            )
+        except BaseException:
+            lease.release()
+            raise
+
+    async def next(self) -> Delta | None:
+        """Returns the next piece, ``None`` at the end; safe to cancel and call again."""
+        if self._turn is None:
+            raise RuntimeError("start() comes first")
+        while not self._out:
+            if self._result is not None:
+                return None
+            event = await self._turn.next()
+            if event is None:
+                raise EngineError("the engine ended the request without figures")
+            self._take(self._turn, event)
+        return self._out.popleft()
+
+    def stop(self) -> None:
+        """Ends the answer here, as a success."""
+        self._stop.stopped = True
+        if self._turn is not None:
+            self._turn.stop()
+
+    def _take(self, turn: Turn, event: frames.Record) -> None:
+        match event:
+            case frames.Prefill():
+                if self._cached_tokens is None:
+                    self._cached_tokens = event.done
+                self._out.append(Progress(event.done, event.total))
+            case frames.Data():
+                if self._first_token_at is None:
+                    self._first_token_at = self._clock()
+                self._add(turn, self._utf8.decode(event.data))
+            case frames.TopK():
+                self._topk.append([_alternative(*token) for token in event.tokens])
+            case frames.Done():
+                self._add(turn, self._utf8.decode(b"", final=True))
+                self._emit(self._stop.flush())
+                if self._think is not None:
+                    self._out.extend(Text(*piece) for piece in self._think.flush())
+                self._finish(turn, event)
+            case _:
+                raise TypeError(f"not an event of a request: {event!r}")
+
+    def _add(self, turn: Turn, text: str) -> None:
+        was_stopped = self._stop.stopped
+        self._emit(self._stop.push(text))
+        if self._stop.stopped and not was_stopped:
+            turn.stop()
+
+    def _emit(self, text: str) -> None:
+        if not text:
+            return
+        if self._think is None:
+            self._out.append(Text("content", text))
+        else:
+            self._out.extend(Text(*piece) for piece in self._think.push(text))
+
+    def _finish(self, turn: Turn, done: frames.Done) -> None:
+        telemetry = self._engine.telemetry
+        ttft_ms = None
+        if self._first_token_at is not None:
+            ttft_ms = round((self._first_token_at - self._submitted_at) * 1000, 3)
+        reason = "length" if done.length_limited and not self._stop.stopped else "stop"
+        cached = self._cached_tokens or 0
+        stats = {
+            "completion_tokens": done.emitted,
+            "tokens_per_second": done.tok_s,
+            "cache_hit_percent": done.hit_pct,
+            "rss_gb": done.rss_gb,
+            "prompt_tokens": done.prompt_tokens,
+            "cached_tokens": cached,
+            "length_limited": done.length_limited,
+            "ttft_ms": ttft_ms,
+        }
+        perf = None
+        if turn.perf is not None:
+            perf = asdict(turn.perf)
+            del perf["id"]
+        # The engine sends ENTROPY and GPUS right before DONE, so the latest are this turn's.
+        self._result = result = Result(
+            finish_reason=reason,
+            done=done,
+            cached_tokens=cached,
+            ttft_ms=ttft_ms,
+            queue_wait_ms=round(self.queue_wait_ms, 3),
+            colibri={
+                "stats": stats,
+                "perf": perf,
+                "topk": self._topk or None,
+                "entropy": telemetry.entropy.bits if telemetry.entropy else None,
+                "gpus": telemetry.gpus.gpus if telemetry.gpus else [],
+                "repin": telemetry.repins(self._repin_mark),
+            },
+        )
+        telemetry.add_turn(
+            {
+                "time": round(time.time(), 3),
+                "slot": turn.slot,
+                "finish_reason": reason,
+                "queue_wait_ms": result.queue_wait_ms,
+                **stats,
+                **(perf or {}),
+            }
+        )
+
+
+def _alternative(logprob: float, data: bytes) -> dict[str, Any]:
+    return {"text": data.decode("utf-8", "replace"), "bytes": list(data), "logprob": logprob}

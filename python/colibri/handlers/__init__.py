@@ -1,0 +1,1 @@
+"""HTTP resources; each module ends with its part of the route table."""

@@ -1,0 +1,174 @@
+"""``POST /v1/chat/completions``, and the way both generating endpoints answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, ClassVar
+
+from tornado.iostream import StreamClosedError
+
+from colibri.admission import chat_affinity
+from colibri.errors import ColibriError, RequestError
+from colibri.generation import Generation, Progress, Prompt, Text
+from colibri.handlers.base import Auth, BaseHandler, describe_error
+from colibri.openai.json import dumps
+from colibri.openai.schema import Sampling, check_prompt_size, engine_options, parse_chat
+from colibri.openai.stream import DONE, ChunkWriter, Reply, comment, sse
+from colibri.text_filters import role_markers
+
+log = logging.getLogger("colibri.http")
+
+# Names every client may use for the one model there is.
+MODEL_ALIASES = frozenset({"default", "colibri"})
+
+
+class GenerationHandler(BaseHandler):
+    """Base of the endpoints that generate text."""
+
+    def check_model(self, name: str | None) -> None:
+        """Refuses a request for a model that is not served here."""
+        served = self.service.model.id
+        if name is not None and name != served and name not in MODEL_ALIASES:
+            raise RequestError(
+                f"the model {name!r} is not served here; this server has {served!r}",
+                param="model",
+                code="model_not_found",
+                status=404,
+            )
+
+    def build_prompt(
+        self, text: str, sampling: Sampling, affinity: bytes, *, thinks: bool = False
+    ) -> Prompt:
+        """Joins a rendered prompt with what the request and the model say about sampling."""
+        model, engine = self.service.model, self.service.engine
+        engine.check_ready()
+        return Prompt(
+            text=text,
+            max_tokens=sampling.max_tokens,
+            temperature=model.temperature if sampling.temperature is None else sampling.temperature,
+            top_p=model.top_p if sampling.top_p is None else sampling.top_p,
+            affinity=affinity,
+            stop=sampling.stop + role_markers(model.template),
+            options=engine_options(sampling, engine.options),
+            thinks=thinks,
+            telemetry=self.wants_telemetry(),
+        )
+
+    def wants_telemetry(self) -> bool:
+        """Whether the reply carries the ``colibri`` object."""
+        asked = self.request.headers.get("X-Colibri-Telemetry", "on")
+        return self.service.telemetry and asked.strip().lower() != "off"
+
+    async def answer(self, prompt: Prompt, sampling: Sampling, *, chat: bool) -> None:
+        """Generates and replies, as a stream or in one piece."""
+        reply = Reply(self.service.model.id, chat=chat)
+        async with Generation(self.service.engine, self.service.admission, prompt) as generation:
+            if sampling.stream:
+                await self._stream(
+                    generation, ChunkWriter(reply, include_usage=sampling.include_usage)
+                )
+            else:
+                await self._whole(generation, reply)
+
+    async def _whole(self, generation: Generation, reply: Reply) -> None:
+        await generation.start()
+        parts: dict[str, list[str]] = {"content": [], "reasoning": []}
+        while (delta := await generation.next()) is not None:
+            if isinstance(delta, Text):
+                parts[delta.kind].append(delta.text)
+        result = generation.result
+        self.set_header("X-Colibri-Queue-Wait-Ms", f"{result.queue_wait_ms:.0f}")
+        self.send_json(
+            reply.whole(
+                content="".join(parts["content"]),
+                reasoning="".join(parts["reasoning"]),
+                finish_reason=result.finish_reason,
+                usage=result.usage(),
+                colibri=result.colibri if self.wants_telemetry() else None,
+            )
+        )
+
+    async def _stream(self, generation: Generation, chunks: ChunkWriter) -> None:
+        # The status is decided by ACCEPT. A long queue cannot wait for that in silence: clients
+        # give up, and an error after it is an event of the stream.
+        start = asyncio.ensure_future(generation.start())
+        try:
+            done, _ = await asyncio.wait({start}, timeout=self.service.keepalive_s)
+            if done:
+                start.result()
+            await self._begin_stream(chunks)
+            try:
+                while not start.done():
+                    await self._send(comment("queued"))
+                    await asyncio.wait({start}, timeout=self.service.keepalive_s)
+                start.result()
+                await self._send_deltas(generation, chunks)
+            except StreamClosedError:
+                raise
+            except Exception as error:
+                self._break_stream(error)
+                return
+        finally:
+            start.cancel()
+        self.finish(DONE)
+
+    async def _begin_stream(self, chunks: ChunkWriter) -> None:
+        self.set_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.set_header("Cache-Control", "no-cache")
+        self.set_header("X-Accel-Buffering", "no")
+        await self._send(chunks.role() if self.chat_shape else comment("accepted"))
+
+    chat_shape: ClassVar[bool] = True
+
+    async def _send_deltas(self, generation: Generation, chunks: ChunkWriter) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self.service.keepalive_s):
+                    delta = await generation.next()
+            except TimeoutError:
+                await self._send(comment("keepalive"))
+                continue
+            match delta:
+                case Text(kind, text):
+                    await self._send(chunks.text(kind, text))
+                case Progress(done, total):
+                    await self._send(comment(f"prefill {done}/{total}"))
+                case None:
+                    break
+        result = generation.result
+        figures = chunks.figures(result.usage(), result.colibri if self.wants_telemetry() else None)
+        await self._send(chunks.finish(result.finish_reason) + figures)
+
+    async def _send(self, data: bytes) -> None:
+        # Waiting for each flush is the back-pressure of a client that reads slowly.
+        self.write(data)
+        await self.flush()
+
+    def _break_stream(self, error: Exception) -> None:
+        """Ends a stream that has begun with an error event and without ``[DONE]``."""
+        if not isinstance(error, ColibriError):
+            log.error("%s failed within its stream", self.request_id, exc_info=error)
+        _, body, _ = describe_error(error, 500, self.request_id)
+        self.finish(sse(dumps(body)))
+
+
+class ChatHandler(GenerationHandler):
+    """``POST /v1/chat/completions``."""
+
+    auth: ClassVar[dict[str, Auth]] = {"post": "key"}
+
+    async def post(self) -> None:
+        """Answers a conversation."""
+        request = parse_chat(self.json_body())
+        self.check_model(request.sampling.model)
+        renderer = self.service.renderer
+        text = renderer.render(request.messages, request.template_variables)
+        check_prompt_size(text, "messages")
+        prompt = self.build_prompt(
+            text, request.sampling, chat_affinity(request.messages), thinks=renderer.thinks
+        )
+        await self.while_connected(self.answer(prompt, request.sampling, chat=True))
+
+
+ROUTES: list[tuple[str, Any]] = [(r"/v1/chat/completions", ChatHandler)]

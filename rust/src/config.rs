@@ -1,0 +1,237 @@
+//! `config.json` and `generation_config.json`, read with every number checked.
+//!
+//! Owns: typed access and ranges, the facts all families share. Does not own: which keys a family
+//! has (`model::arch`).
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+use crate::store::read_json;
+
+/// A model's configuration file.
+pub struct Config {
+    path: PathBuf,
+    json: Value,
+    generation: Value,
+}
+
+/// Rotary position embedding as configured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeConfig {
+    /// Base of the wavelengths.
+    pub theta: f64,
+    /// Share of a head's components that are rotated, if the file says so.
+    pub partial: Option<f64>,
+}
+
+impl Config {
+    /// Reads the configuration of the model folder `dir`.
+    pub fn open(dir: &Path) -> Result<Self> {
+        if !dir.is_dir() {
+            return Err(Error::FileMissing {
+                path: dir.to_owned(),
+                hint: "name an existing model folder, or leave it out for the demo model".into(),
+            });
+        }
+        let path = dir.join("config.json");
+        let json = read_json(&path)?;
+        if !json.is_object() {
+            return Err(Error::bad_file(path, "is not a JSON object"));
+        }
+        let generation_path = dir.join("generation_config.json");
+        let generation =
+            if generation_path.exists() { read_json(&generation_path)? } else { Value::Null };
+        Ok(Self { path, json, generation })
+    }
+
+    /// The file's path, for messages.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The `model_type`.
+    pub fn model_type(&self) -> Result<&str> {
+        self.json
+            .get("model_type")
+            .and_then(Value::as_str)
+            .ok_or_else(|| self.refuse("model_type is missing"))
+    }
+
+    /// The value of `key`, null counting as absent.
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        self.json.get(key).filter(|value| !value.is_null())
+    }
+
+    /// The integer `key`, which must lie in `1..=max`.
+    pub fn count(&self, key: &str, max: usize) -> Result<usize> {
+        self.opt_count(key, max)?.ok_or_else(|| self.refuse(format!("{key} is missing")))
+    }
+
+    /// The integer `key` in `1..=max`, or none where absent.
+    pub fn opt_count(&self, key: &str, max: usize) -> Result<Option<usize>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        match value.as_u64() {
+            Some(n) if (1..=max as u64).contains(&n) => Ok(Some(n as usize)),
+            _ => {
+                Err(self
+                    .refuse(format!("{key} is {value}; an integer from 1 to {max} is expected")))
+            }
+        }
+    }
+
+    /// The integer `key` in `0..=max`, or `default` where absent.
+    pub fn count_or(&self, key: &str, default: usize, max: usize) -> Result<usize> {
+        match self.get(key).map(|value| (value, value.as_u64())) {
+            None => Ok(default),
+            Some((_, Some(n))) if n <= max as u64 => Ok(n as usize),
+            Some((value, _)) => {
+                Err(self.refuse(format!("{key} is {value}; an integer up to {max} is expected")))
+            }
+        }
+    }
+
+    /// The finite number `key`, or `default` where absent.
+    pub fn number_or(&self, key: &str, default: Option<f64>) -> Result<f64> {
+        match (self.get(key), default) {
+            (None, Some(default)) => Ok(default),
+            (None, None) => Err(self.refuse(format!("{key} is missing"))),
+            (Some(value), _) => value
+                .as_f64()
+                .filter(|x| x.is_finite())
+                .ok_or_else(|| self.refuse(format!("{key} is {value}; a number is expected"))),
+        }
+    }
+
+    /// The boolean `key`, or `default` where absent.
+    pub fn flag_or(&self, key: &str, default: bool) -> Result<bool> {
+        match self.get(key) {
+            None => Ok(default),
+            Some(value) => value
+                .as_bool()
+                .ok_or_else(|| self.refuse(format!("{key} is {value}; true or false is expected"))),
+        }
+    }
+
+    /// Refuses the configuration unless `key` is absent or equals `expected`.
+    pub fn only(&self, key: &str, expected: &str) -> Result<()> {
+        match self.get(key) {
+            None => Ok(()),
+            Some(value) if value.as_str() == Some(expected) => Ok(()),
+            Some(value) => Err(Error::Unsupported {
+                what: format!("{key} {value} (only {expected:?} is implemented)"),
+                hint: "see the list of supported families in the documentation".into(),
+            }),
+        }
+    }
+
+    /// Rotary embedding in either spelling: `rope_parameters`, or `rope_theta` with `rope_scaling`.
+    pub fn rope(&self) -> Result<RopeConfig> {
+        let nested = self.get("rope_parameters").or_else(|| self.get("rope_scaling"));
+        let kind = nested
+            .and_then(|rope| rope.get("rope_type").or_else(|| rope.get("type")))
+            .and_then(Value::as_str)
+            .unwrap_or("default");
+        if kind != "default" {
+            return Err(Error::Unsupported {
+                what: format!("rope type {kind:?}"),
+                hint: "only models with the default rotary embedding run in this version".into(),
+            });
+        }
+        let field = |key: &str| {
+            self.get("rope_parameters").and_then(|rope| rope.get(key)).or_else(|| self.get(key))
+        };
+        let theta = match field("rope_theta") {
+            None => 10_000.0,
+            Some(value) => value
+                .as_f64()
+                .filter(|theta| *theta >= 1.0 && theta.is_finite())
+                .ok_or_else(|| self.refuse(format!("rope_theta is {value}")))?,
+        };
+        let partial = match field("partial_rotary_factor") {
+            None => None,
+            Some(value) => Some(
+                value
+                    .as_f64()
+                    .filter(|x| *x > 0.0 && *x <= 1.0)
+                    .ok_or_else(|| self.refuse(format!("partial_rotary_factor is {value}")))?,
+            ),
+        };
+        Ok(RopeConfig { theta, partial })
+    }
+
+    /// Ids of the tokens that end an answer, of `generation_config.json` or else `config.json`.
+    pub fn eos_ids(&self) -> Result<Vec<u32>> {
+        let value = self
+            .generation
+            .get("eos_token_id")
+            .filter(|value| !value.is_null())
+            .or_else(|| self.get("eos_token_id"));
+        let ids = match value {
+            None => Some(Vec::new()),
+            Some(Value::Array(ids)) => ids.iter().map(token_id).collect(),
+            Some(id) => token_id(id).map(|id| vec![id]),
+        };
+        ids.ok_or_else(|| self.refuse("eos_token_id is neither a token id nor a list of them"))
+    }
+
+    /// An error about this file.
+    pub fn refuse(&self, reason: impl Into<String>) -> Error {
+        Error::bad_file(&self.path, reason)
+    }
+}
+
+fn token_id(value: &Value) -> Option<u32> {
+    value.as_u64().and_then(|id| u32::try_from(id).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(json: &str) -> Config {
+        Config {
+            path: "config.json".into(),
+            json: serde_json::from_str(json).expect("JSON"),
+            generation: Value::Null,
+        }
+    }
+
+    #[test]
+    fn both_spellings_of_rope_are_read() {
+        let old =
+            config(r#"{"rope_theta": 1e6, "rope_scaling": null, "partial_rotary_factor": 0.5}"#);
+        let new = config(
+            r#"{"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}}"#,
+        );
+        let expected = RopeConfig { theta: 1e6, partial: Some(0.5) };
+        assert_eq!(old.rope().expect("old"), expected);
+        assert_eq!(new.rope().expect("new"), expected);
+        for unknown in
+            [r#"{"rope_scaling": {"type": "yarn"}}"#, r#"{"rope_parameters": {"rope_type": "x"}}"#]
+        {
+            assert!(matches!(config(unknown).rope(), Err(Error::Unsupported { .. })));
+        }
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_refused_by_name() {
+        let c = config(r#"{"a": 0, "b": -1, "c": 2.5, "d": "4", "e": 1e30, "f": null, "g": 7}"#);
+        for key in ["a", "b", "c", "d", "e", "f", "missing"] {
+            let error = c.count(key, 1000).expect_err("refused").to_string();
+            assert!(error.contains(key), "{error}");
+        }
+        assert_eq!(c.count("g", 7).expect("in range"), 7);
+        assert!(c.count("g", 6).is_err());
+        assert_eq!(c.opt_count("f", 5).expect("null is absent"), None);
+    }
+
+    #[test]
+    fn eos_may_be_one_id_or_several() {
+        assert_eq!(config(r#"{"eos_token_id": 3}"#).eos_ids().expect("one"), [3]);
+        assert_eq!(config(r#"{"eos_token_id": [3, 4]}"#).eos_ids().expect("two"), [3, 4]);
+        assert!(config("{}").eos_ids().expect("none").is_empty());
+        assert!(config(r#"{"eos_token_id": "x"}"#).eos_ids().is_err());
+    }
+}

@@ -1,0 +1,219 @@
+//! One request in flight: its stage, its text, its statistics.
+
+use std::time::Instant;
+
+use super::{Event, Generated, Request};
+use crate::error::Error;
+use crate::kernels::top_k;
+use crate::model::Row;
+use crate::runner::Runner;
+use crate::sample::{Sampling, logprobs, sample};
+use crate::telemetry::{Phases, entropy_bits};
+use crate::tokenizer::{Tokenizer, Utf8Stream};
+
+/// Where a sequence stands.
+pub enum Stage {
+    /// Part of the prompt is not in the slot yet.
+    Prefill,
+    /// The next forward takes this token.
+    Decode {
+        /// Sampled last.
+        token: u32,
+    },
+    /// Its last event is out.
+    Ended,
+}
+
+/// A request in flight.
+pub struct Sequence {
+    pub request: Request,
+    pub stage: Stage,
+    /// Prompt tokens that were in the slot already.
+    pub reused: usize,
+    /// Most tokens to generate, context considered.
+    limit: usize,
+    emitted: usize,
+    text: Utf8Stream,
+    /// A token whose text ends within a character; it goes out once its successor is known, so
+    /// that the last token of a turn can carry what is left.
+    held: Option<Generated>,
+    start: Snapshot,
+    first_token: Option<Instant>,
+    last_token: Option<Instant>,
+}
+
+/// Counters when the turn began.
+struct Snapshot {
+    time: Instant,
+    phases: Phases,
+    selections: u64,
+    hits: u64,
+    counts: Vec<u64>,
+}
+
+impl Snapshot {
+    fn take(runner: &Runner) -> Self {
+        let (selections, hits) = runner.experts.heat().totals();
+        Self {
+            time: Instant::now(),
+            phases: runner.phases,
+            selections,
+            hits,
+            counts: runner.experts.heat().counts().to_vec(),
+        }
+    }
+}
+
+/// What a finished turn was and cost.
+#[derive(Clone, Debug)]
+pub struct Turn {
+    /// Generated tokens.
+    pub emitted: usize,
+    /// Tokens a second between the first and the last token.
+    pub decode_tps: f64,
+    /// Share of routed selections served from memory, in percent, engine-wide over the turn.
+    pub hit_pct: f64,
+    /// Tokens of the whole prompt.
+    pub prompt_tokens: usize,
+    /// Whether the token limit or the context ended the turn.
+    pub length_limited: bool,
+    /// Seconds from admission to the end.
+    pub wall_s: f64,
+    /// Time by phase, engine-wide over the turn.
+    pub phases: Phases,
+    /// Entropy in bits of each sparse layer's routed selections over the turn.
+    pub entropy: Vec<f64>,
+}
+
+impl Sequence {
+    pub fn new(request: Request, reused: usize, runner: &Runner) -> Self {
+        Self {
+            limit: request.max_tokens.min(runner.ctx - request.prompt.len()),
+            request,
+            stage: Stage::Prefill,
+            reused,
+            emitted: 0,
+            text: Utf8Stream::new(),
+            held: None,
+            start: Snapshot::take(runner),
+            first_token: None,
+            last_token: None,
+        }
+    }
+
+    /// The row that continues a sequence past its prompt.
+    pub fn next_row(&self, runner: &Runner) -> Row {
+        let Stage::Decode { token } = self.stage else {
+            panic!("only a decoding sequence has a next row");
+        };
+        let slot = self.request.slot;
+        Row { slot, position: runner.slots[slot].tokens().len(), token }
+    }
+
+    pub fn prefill_event(&self, done: usize) -> Event {
+        Event::Prefill { id: self.request.id, done, total: self.request.prompt.len() }
+    }
+
+    /// Draws the next token from its logits `[vocab]` and emits it or ends the turn.
+    pub fn take_logits(
+        &mut self,
+        logits: &[f32],
+        tokenizer: &Tokenizer,
+        runner: &Runner,
+        events: &mut Vec<Event>,
+    ) {
+        let request = &self.request;
+        let sampling =
+            Sampling { temperature: request.temperature, top_p: request.top_p, seed: request.seed };
+        let position = runner.slots[request.slot].tokens().len();
+        let token = sample(logits, sampling, position);
+        let is_eos = !request.ignore_eos && runner.model.eos_ids.contains(&token);
+        if is_eos || request.stop_ids.contains(&token) {
+            self.end(runner, false, events);
+            return;
+        }
+        let now = Instant::now();
+        self.first_token.get_or_insert(now);
+        self.last_token = Some(now);
+        self.emitted += 1;
+        let (logprob, top) = alternatives(logits, token, request.topk);
+        let id = request.id;
+        events.extend(self.held.take().map(|token| Event::Token { id, token }));
+        let text = self.text.push(tokenizer.token_bytes(token));
+        let generated = Generated { token, text, logprob, top };
+        if self.text.is_empty() {
+            events.push(Event::Token { id, token: generated });
+        } else {
+            self.held = Some(generated);
+        }
+        if self.emitted == self.limit {
+            self.end(runner, true, events);
+        } else {
+            self.stage = Stage::Decode { token };
+        }
+    }
+
+    /// The last events of a turn that ends as a success.
+    pub fn finish(mut self, runner: &Runner, length_limited: bool) -> Vec<Event> {
+        let mut events = Vec::new();
+        self.end(runner, length_limited, &mut events);
+        events
+    }
+
+    pub fn fail(&mut self, error: Error, events: &mut Vec<Event>) {
+        self.stage = Stage::Ended;
+        events.push(Event::Failed { id: self.request.id, error });
+    }
+
+    fn end(&mut self, runner: &Runner, length_limited: bool, events: &mut Vec<Event>) {
+        self.stage = Stage::Ended;
+        let id = self.request.id;
+        if let Some(mut token) = self.held.take() {
+            token.text.extend(self.text.flush());
+            events.push(Event::Token { id, token });
+        }
+        events.push(Event::Done { id, turn: Box::new(self.turn(runner, length_limited)) });
+    }
+
+    fn turn(&self, runner: &Runner, length_limited: bool) -> Turn {
+        let now = Snapshot::take(runner);
+        let selections = now.selections - self.start.selections;
+        let hits = now.hits - self.start.hits;
+        let decode_s = match (self.first_token, self.last_token) {
+            (Some(first), Some(last)) => (last - first).as_secs_f64(),
+            _ => 0.0,
+        };
+        let since: Vec<u64> =
+            now.counts.iter().zip(&self.start.counts).map(|(now, then)| now - then).collect();
+        let (_, cols) = runner.experts.geometry();
+        Turn {
+            emitted: self.emitted,
+            decode_tps: if self.emitted > 1 && decode_s > 0.0 {
+                (self.emitted - 1) as f64 / decode_s
+            } else {
+                0.0
+            },
+            hit_pct: if selections > 0 { 100.0 * hits as f64 / selections as f64 } else { 0.0 },
+            prompt_tokens: self.request.prompt.len(),
+            length_limited,
+            wall_s: (now.time - self.start.time).as_secs_f64(),
+            phases: now.phases.since(&self.start.phases),
+            entropy: since
+                .chunks(cols.max(1))
+                .map(|row| entropy_bits(row.iter().copied()))
+                .collect(),
+        }
+    }
+}
+
+/// Log-probabilities of the drawn token and of the `k` most likely ones; nothing for k = 0.
+fn alternatives(logits: &[f32], token: u32, k: usize) -> (Option<f32>, Vec<(u32, f32)>) {
+    if k == 0 {
+        return (None, Vec::new());
+    }
+    let best = top_k(logits, k);
+    let ids = std::iter::once(token).chain(best.iter().map(|&i| i as u32));
+    let mut logprobs = logprobs(logits, ids).into_iter();
+    let own = logprobs.next();
+    (own, best.into_iter().map(|i| i as u32).zip(logprobs).collect())
+}

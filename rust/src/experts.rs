@@ -1,0 +1,165 @@
+//! The routed experts: on disk always, in RAM where there is room.
+//!
+//! Owns: fetching, running and accounting for experts; placement decides speed only. Does not own:
+//! which experts a row takes (`model::router`), the dense part.
+
+pub mod dispatch;
+pub mod heat;
+pub mod residency;
+
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::matrix::Matrix;
+use crate::store::{Catalog, MatrixSource};
+use crate::telemetry::Tiers;
+pub use dispatch::Routed;
+use heat::Heat;
+use residency::Residency;
+
+/// One expert's weights in memory.
+pub struct Expert {
+    /// `[expert width, hidden]`
+    pub gate: Matrix,
+    /// `[expert width, hidden]`
+    pub up: Matrix,
+    /// `[hidden, expert width]`
+    pub down: Matrix,
+}
+
+impl Expert {
+    /// Bytes in memory.
+    pub fn bytes(&self) -> u64 {
+        (self.gate.bytes() + self.up.bytes() + self.down.bytes()) as u64
+    }
+}
+
+/// One expert's weights on disk.
+#[derive(Clone, Debug)]
+pub struct ExpertSource {
+    /// See [`Expert::gate`].
+    pub gate: MatrixSource,
+    /// See [`Expert::up`].
+    pub up: MatrixSource,
+    /// See [`Expert::down`].
+    pub down: MatrixSource,
+}
+
+impl ExpertSource {
+    fn load(&self, catalog: &Catalog) -> Result<Expert> {
+        Ok(Expert {
+            gate: self.gate.load(catalog)?,
+            up: self.up.load(catalog)?,
+            down: self.down.load(catalog)?,
+        })
+    }
+
+    /// Bytes in memory once loaded.
+    pub fn ram_bytes(&self) -> u64 {
+        (self.gate.ram_bytes() + self.up.ram_bytes() + self.down.ram_bytes()) as u64
+    }
+
+    /// Bytes read to load it.
+    pub fn disk_bytes(&self) -> u64 {
+        (self.gate.disk_bytes() + self.up.disk_bytes() + self.down.disk_bytes()) as u64
+    }
+}
+
+/// All routed experts of a model.
+pub struct ExpertStore {
+    catalog: Arc<Catalog>,
+    /// `[rows][cols]`: row n is the n-th sparse layer.
+    sources: Vec<ExpertSource>,
+    rows: usize,
+    cols: usize,
+    residency: Residency,
+    heat: Heat,
+    bytes_read: u64,
+}
+
+impl ExpertStore {
+    /// A store over `sources` `[rows][cols]` that keeps at most `budget_bytes` in RAM.
+    ///
+    /// # Errors
+    /// [`Error::DoesNotFit`] if the budget does not hold the `top_k` experts one row needs.
+    ///
+    /// # Panics
+    /// If `sources` is not a whole number of rows.
+    pub fn new(
+        catalog: Arc<Catalog>,
+        sources: Vec<ExpertSource>,
+        cols: usize,
+        top_k: usize,
+        budget_bytes: u64,
+    ) -> Result<Self> {
+        assert_eq!(sources.len() % cols.max(1), 0, "whole rows of the expert map");
+        let largest = sources.iter().map(ExpertSource::ram_bytes).max().unwrap_or(0);
+        let floor = largest * top_k as u64;
+        if budget_bytes < floor {
+            return Err(Error::DoesNotFit {
+                what: format!("cannot keep the {top_k} experts of one token in memory"),
+                need_bytes: floor,
+                have_bytes: budget_bytes,
+                hint: "raise --ram, or lower --ctx or --slots".into(),
+            });
+        }
+        Ok(Self {
+            catalog,
+            rows: sources.len().checked_div(cols).unwrap_or(0),
+            cols,
+            residency: Residency::new(sources.len(), budget_bytes),
+            heat: Heat::new(sources.len()),
+            sources,
+            bytes_read: 0,
+        })
+    }
+
+    /// Sparse layers and experts in each.
+    pub fn geometry(&self) -> (usize, usize) {
+        (self.rows, self.cols)
+    }
+
+    /// Bytes of all experts once loaded.
+    pub fn total_bytes(&self) -> u64 {
+        self.sources.iter().map(ExpertSource::ram_bytes).sum()
+    }
+
+    /// Most bytes of experts that may be in RAM.
+    pub fn budget_bytes(&self) -> u64 {
+        self.residency.budget_bytes()
+    }
+
+    /// Bytes of experts read from disk so far.
+    pub fn bytes_read(&self) -> u64 {
+        self.bytes_read
+    }
+
+    /// Selection counters.
+    pub fn heat(&self) -> &Heat {
+        &self.heat
+    }
+
+    /// See [`Heat::take_hits`].
+    pub fn take_hits(&mut self) -> Vec<u8> {
+        self.heat.take_hits()
+    }
+
+    /// Experts per tier.
+    pub fn tiers(&self) -> Tiers {
+        let ram = self.residency.len();
+        Tiers {
+            vram: 0,
+            ram,
+            disk: self.sources.len() - ram,
+            vram_bytes: 0,
+            ram_bytes: self.residency.used_bytes(),
+        }
+    }
+
+    /// The expert map, one byte an expert: `tier << 6 | heat level`.
+    pub fn map(&self) -> Vec<u8> {
+        (0..self.sources.len())
+            .map(|i| u8::from(self.residency.contains(i)) << 6 | self.heat.level(i))
+            .collect()
+    }
+}

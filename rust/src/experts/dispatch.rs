@@ -1,0 +1,158 @@
+//! Running the experts of one layer for all rows of a step.
+//!
+//! Each distinct expert is fetched once a step, however many rows chose it. Rows are summed in
+//! router-rank order whatever order the experts arrived in, so that placement cannot show.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Expert, ExpertStore};
+use crate::error::Result;
+use crate::kernels::Kernels;
+use crate::telemetry::{Phases, timed};
+use crate::threads::Team;
+
+/// Most experts fetched before their work starts; bounds memory beyond the budget.
+const WAVE: usize = 64;
+
+/// The router's choice for one row, in rank order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Routed {
+    /// Chosen experts, best first.
+    pub experts: Vec<usize>,
+    /// Weight of each one's output.
+    pub weights: Vec<f32>,
+}
+
+/// One expert's share of a step.
+struct Task {
+    expert: Arc<Expert>,
+    /// (row, rank) of each selection.
+    selections: Vec<(usize, usize)>,
+}
+
+impl ExpertStore {
+    /// The weighted sum of the chosen experts for each row.
+    ///
+    /// `x`: `[rows][hidden]`; `routed`: one choice a row, all of the same length. Returns
+    /// `[rows][hidden]`.
+    ///
+    /// # Errors
+    /// [`crate::Error::Io`] if an expert cannot be read.
+    pub fn run(
+        &mut self,
+        map_row: usize,
+        x: &[f32],
+        routed: &[Routed],
+        kernels: &Kernels,
+        team: &Team,
+        phases: &mut Phases,
+    ) -> Result<Vec<f32>> {
+        let hidden = x.len() / routed.len();
+        let top_k = routed[0].experts.len();
+        let mut union: BTreeMap<usize, Vec<(usize, usize)>> = BTreeMap::new();
+        for (row, choice) in routed.iter().enumerate() {
+            for (rank, &expert) in choice.experts.iter().enumerate() {
+                union.entry(map_row * self.cols + expert).or_default().push((row, rank));
+            }
+        }
+        for (&index, selections) in &union {
+            self.heat.select(index, selections.len() as u64, self.residency.contains(index));
+        }
+        // Each expert's finished rows, at [row][rank].
+        let mut finished = vec![0.0f32; routed.len() * top_k * hidden];
+        let union: Vec<_> = union.into_iter().collect();
+        for wave in union.chunks(self.wave_len()) {
+            let tasks = self.fetch(wave, team, phases)?;
+            let rows = wave.iter().map(|(_, selections)| selections.len()).sum::<usize>();
+            let work = rows * tasks[0].expert.gate.n_out * hidden * 3;
+            let outputs = timed(&mut phases.expert_matmul, || {
+                team.map(&tasks, work, |task| task.run(x, hidden, kernels))
+            });
+            for (task, output) in tasks.iter().zip(outputs) {
+                for (&(row, rank), y) in task.selections.iter().zip(output.chunks_exact(hidden)) {
+                    finished[(row * top_k + rank) * hidden..][..hidden].copy_from_slice(y);
+                }
+            }
+        }
+        let mut sums = vec![0.0f32; x.len()];
+        for ((sum, choice), rows) in
+            sums.chunks_exact_mut(hidden).zip(routed).zip(finished.chunks_exact(top_k * hidden))
+        {
+            for (&weight, y) in choice.weights.iter().zip(rows.chunks_exact(hidden)) {
+                for (sum, &y) in sum.iter_mut().zip(y) {
+                    *sum = weight.mul_add(y, *sum);
+                }
+            }
+        }
+        Ok(sums)
+    }
+
+    /// Experts that may be held at once without leaving the budget far behind.
+    fn wave_len(&self) -> usize {
+        let largest = self.sources.iter().map(super::ExpertSource::ram_bytes).max().unwrap_or(1);
+        (self.budget_bytes() / largest.max(1)).clamp(1, WAVE as u64) as usize
+    }
+
+    /// Brings a wave's experts into RAM: those already there at once, the others read in parallel.
+    fn fetch(
+        &mut self,
+        wave: &[(usize, Vec<(usize, usize)>)],
+        team: &Team,
+        phases: &mut Phases,
+    ) -> Result<Vec<Task>> {
+        let resident: Vec<Option<Arc<Expert>>> =
+            wave.iter().map(|(index, _)| self.residency.get(*index)).collect();
+        let missing: Vec<usize> = wave
+            .iter()
+            .zip(&resident)
+            .filter(|(_, resident)| resident.is_none())
+            .map(|((index, _), _)| *index)
+            .collect();
+        let mut read = Vec::new().into_iter();
+        if !missing.is_empty() {
+            let start = Instant::now();
+            let loaded: Vec<(Result<Expert>, Duration)> =
+                team.map(&missing, usize::MAX, |&index| {
+                    let start = Instant::now();
+                    (self.sources[index].load(&self.catalog), start.elapsed())
+                });
+            phases.expert_wait += start.elapsed();
+            let mut experts = Vec::with_capacity(missing.len());
+            for (&index, (expert, service)) in missing.iter().zip(loaded) {
+                phases.expert_disk += service;
+                let expert = Arc::new(expert?);
+                self.bytes_read += self.sources[index].disk_bytes();
+                self.residency.insert(index, Arc::clone(&expert));
+                experts.push(expert);
+            }
+            read = experts.into_iter();
+        }
+        Ok(wave
+            .iter()
+            .zip(resident)
+            .map(|((_, selections), resident)| Task {
+                expert: resident
+                    .or_else(|| read.next())
+                    .expect("every expert that was not resident was read"),
+                selections: selections.clone(),
+            })
+            .collect())
+    }
+}
+
+impl Task {
+    /// `down(silu(gate x) * up x)` of each selected row, in the order of `selections`.
+    fn run(&self, x: &[f32], hidden: usize, kernels: &Kernels) -> Vec<f32> {
+        let solo = Team::new(1);
+        let mut input = Vec::with_capacity(self.selections.len() * hidden);
+        for &(row, _) in &self.selections {
+            input.extend_from_slice(&x[row * hidden..(row + 1) * hidden]);
+        }
+        let mut gate = kernels.matmul(&solo, &self.expert.gate, &input);
+        let up = kernels.matmul(&solo, &self.expert.up, &input);
+        kernels.silu_mul(&mut gate, &up);
+        kernels.matmul(&solo, &self.expert.down, &gate)
+    }
+}

@@ -1,0 +1,358 @@
+//! The kernels, written once over 16 lanes; `isa` compiles them for each instruction set.
+//!
+//! Every function is `inline(always)` so that it takes on the caller's target features, and keeps
+//! the order of operations of `scalar`, which the tests compare bit for bit.
+
+use super::math;
+use crate::matrix::TILE;
+
+/// One value per output row of a tile.
+pub type Lanes = [f32; TILE];
+
+/// Positions of one key/value block; blocks start at multiples of it.
+pub const KV_BLOCK: usize = 256;
+
+/// Running softmax of one query over the blocks seen so far.
+#[derive(Clone, Copy, Debug)]
+pub struct Softmax {
+    /// Largest score.
+    pub max: f32,
+    /// Sum of e^(score - max).
+    pub sum: f32,
+}
+
+impl Softmax {
+    /// The state before the first block.
+    pub const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
+}
+
+/// Weights of consecutive tiles as stored, for inputs of `n_in` elements.
+pub trait Tiles: Copy {
+    /// Accumulates `T` tiles from tile `first` for `R` rows of inputs, into `out` `[T][R][16]`.
+    fn accumulate<const T: usize, const R: usize>(
+        self,
+        first: usize,
+        x: Rows<'_>,
+        first_row: usize,
+        out: &mut [[Lanes; R]; T],
+    );
+}
+
+/// Inputs of a matrix product.
+#[derive(Clone, Copy)]
+pub struct Rows<'a> {
+    /// Elements of one row.
+    pub n_in: usize,
+    /// `[rows][n_in]`, for float weights.
+    pub x: &'a [f32],
+    /// `[rows][n_in]`, for integer weights.
+    pub q: &'a [i8],
+    /// `[rows][n_in / group]`, for integer weights.
+    pub scales: &'a [f32],
+}
+
+/// Float weights `[tiles][n_in][16]` widened by `W`.
+#[derive(Clone, Copy)]
+pub struct Plain<'a, E, W>(pub &'a [E], pub W);
+
+/// Signed bytes; see `Elements::Int8`.
+#[derive(Clone, Copy)]
+pub struct Int8<'a> {
+    /// `[tiles][n_in][16]`
+    pub q: &'a [i8],
+    /// `[tiles][n_in / group][16]`
+    pub scales: &'a [f32],
+    /// Inputs that share a scale.
+    pub group: usize,
+}
+
+/// Nibbles; see `Elements::Int4`.
+#[derive(Clone, Copy)]
+pub struct Int4<'a> {
+    /// `[tiles][n_in / 2][16]`
+    pub q: &'a [u8],
+    /// `[tiles][n_in / group][16]`
+    pub scales: &'a [f32],
+    /// Inputs that share a scale.
+    pub group: usize,
+}
+
+#[inline(always)]
+fn lanes<T>(elements: &[T], at: usize) -> &[T; TILE] {
+    elements[at * TILE..(at + 1) * TILE].try_into().expect("a slice of 16 elements")
+}
+
+impl<E: Copy, W: Fn(E) -> f32 + Copy> Tiles for Plain<'_, E, W> {
+    /// One chain of fused multiply-adds per output, inputs ascending.
+    #[inline(always)]
+    fn accumulate<const T: usize, const R: usize>(
+        self,
+        first: usize,
+        x: Rows<'_>,
+        first_row: usize,
+        out: &mut [[Lanes; R]; T],
+    ) {
+        let n_in = x.n_in;
+        let rows: [&[f32]; R] =
+            std::array::from_fn(|r| &x.x[(first_row + r) * n_in..(first_row + r + 1) * n_in]);
+        let tiles: [&[E]; T] = std::array::from_fn(|t| {
+            &self.0[(first + t) * n_in * TILE..(first + t + 1) * n_in * TILE]
+        });
+        let mut acc = [[[0.0f32; TILE]; R]; T];
+        for k in 0..n_in {
+            for t in 0..T {
+                let w = lanes(tiles[t], k).map(self.1);
+                for r in 0..R {
+                    let x = rows[r][k];
+                    for l in 0..TILE {
+                        acc[t][r][l] = w[l].mul_add(x, acc[t][r][l]);
+                    }
+                }
+            }
+        }
+        *out = acc;
+    }
+}
+
+/// Exact integer dot of each group, then one chain of fused multiply-adds over the groups.
+#[inline(always)]
+fn accumulate_groups<const T: usize, const R: usize>(
+    scales: &[f32],
+    group: usize,
+    first: usize,
+    x: Rows<'_>,
+    first_row: usize,
+    out: &mut [[Lanes; R]; T],
+    dot: impl Fn(usize, usize, &[i8]) -> [i32; TILE],
+) {
+    let groups = x.n_in / group;
+    for (t, rows) in out.iter_mut().enumerate() {
+        for (r, acc) in rows.iter_mut().enumerate() {
+            let q = &x.q[(first_row + r) * x.n_in..(first_row + r + 1) * x.n_in];
+            let mut sum = [0.0f32; TILE];
+            for g in 0..groups {
+                let d = dot(first + t, g, &q[g * group..(g + 1) * group]);
+                let w_scale = lanes(scales, (first + t) * groups + g);
+                let x_scale = x.scales[(first_row + r) * groups + g];
+                for l in 0..TILE {
+                    sum[l] = (d[l] as f32).mul_add(w_scale[l] * x_scale, sum[l]);
+                }
+            }
+            *acc = sum;
+        }
+    }
+}
+
+impl Tiles for Int8<'_> {
+    #[inline(always)]
+    fn accumulate<const T: usize, const R: usize>(
+        self,
+        first: usize,
+        x: Rows<'_>,
+        first_row: usize,
+        out: &mut [[Lanes; R]; T],
+    ) {
+        let dot = |tile: usize, g: usize, x_group: &[i8]| {
+            let at = tile * x.n_in + g * self.group;
+            let mut d = [0i32; TILE];
+            for (k, &xk) in x_group.iter().enumerate() {
+                let w = lanes(self.q, at + k);
+                for l in 0..TILE {
+                    d[l] += i32::from(w[l]) * i32::from(xk);
+                }
+            }
+            d
+        };
+        accumulate_groups(self.scales, self.group, first, x, first_row, out, dot);
+    }
+}
+
+impl Tiles for Int4<'_> {
+    #[inline(always)]
+    fn accumulate<const T: usize, const R: usize>(
+        self,
+        first: usize,
+        x: Rows<'_>,
+        first_row: usize,
+        out: &mut [[Lanes; R]; T],
+    ) {
+        let dot = |tile: usize, g: usize, x_group: &[i8]| {
+            let at = (tile * x.n_in + g * self.group) / 2;
+            let mut d = [0i32; TILE];
+            for (k, pair) in x_group.chunks_exact(2).enumerate() {
+                let w = lanes(self.q, at + k);
+                let (even, odd) = (i32::from(pair[0]), i32::from(pair[1]));
+                for l in 0..TILE {
+                    let low = i32::from(w[l] & 15) - 8;
+                    let high = i32::from(w[l] >> 4) - 8;
+                    d[l] += low * even + high * odd;
+                }
+            }
+            d
+        };
+        accumulate_groups(self.scales, self.group, first, x, first_row, out, dot);
+    }
+}
+
+/// Products of `n_rows` inputs with the tiles `first..first + n`, into `out` `[n][n_rows][16]`.
+#[inline(always)]
+pub fn matmul<W: Tiles>(w: W, first: usize, x: Rows<'_>, n_rows: usize, out: &mut [Lanes]) {
+    let n_tiles = out.len() / n_rows;
+    if n_rows == 1 {
+        // Several tiles in flight hide the latency of each chain.
+        let mut t = 0;
+        while t + 4 <= n_tiles {
+            let mut acc = [[[0.0; TILE]; 1]; 4];
+            w.accumulate(first + t, x, 0, &mut acc);
+            for (to, [from]) in out[t..t + 4].iter_mut().zip(acc) {
+                *to = from;
+            }
+            t += 4;
+        }
+        while t < n_tiles {
+            let mut acc = [[[0.0; TILE]; 1]; 1];
+            w.accumulate(first + t, x, 0, &mut acc);
+            out[t] = acc[0][0];
+            t += 1;
+        }
+        return;
+    }
+    for (t, out) in out.chunks_exact_mut(n_rows).enumerate() {
+        let mut r = 0;
+        while r + 4 <= n_rows {
+            let mut acc = [[[0.0; TILE]; 4]; 1];
+            w.accumulate(first + t, x, r, &mut acc);
+            out[r..r + 4].copy_from_slice(&acc[0]);
+            r += 4;
+        }
+        while r < n_rows {
+            let mut acc = [[[0.0; TILE]; 1]; 1];
+            w.accumulate(first + t, x, r, &mut acc);
+            out[r] = acc[0][0];
+            r += 1;
+        }
+    }
+}
+
+/// Quantises `x` to signed bytes with one scale per `group`: amax / 127, ties to even.
+///
+/// A NaN or infinity in a group makes its scale NaN or infinite, so it cannot vanish.
+#[inline(always)]
+pub fn quantize_row(x: &[f32], group: usize, q: &mut [i8], scales: &mut [f32]) {
+    for ((x, q), scale) in x.chunks_exact(group).zip(q.chunks_exact_mut(group)).zip(scales) {
+        let mut bits = 0u32;
+        for &v in x {
+            bits = bits.max(v.to_bits() & 0x7fff_ffff);
+        }
+        let amax = f32::from_bits(bits);
+        *scale = amax / 127.0;
+        let inverse = if amax > 0.0 { 127.0 / amax } else { 0.0 };
+        for (q, &v) in q.iter_mut().zip(x) {
+            *q = (v * inverse).round_ties_even() as i8;
+        }
+    }
+}
+
+/// Adds 16 partial sums pairwise: 8 and 8, then 4 and 4, 2 and 2, 1 and 1.
+#[inline(always)]
+pub fn tree_sum(mut p: Lanes) -> f32 {
+    let mut n = TILE;
+    while n > 1 {
+        n /= 2;
+        for l in 0..n {
+            p[l] += p[l + n];
+        }
+    }
+    p[0]
+}
+
+/// `out = x / sqrt(mean(x^2) + eps) * w`; the squares are summed in 16 strided chains.
+#[inline(always)]
+pub fn rms_norm(x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
+    let mut partial = [0.0f32; TILE];
+    let chunks = x.chunks_exact(TILE);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for l in 0..TILE {
+            partial[l] = chunk[l].mul_add(chunk[l], partial[l]);
+        }
+    }
+    for (l, &v) in rest.iter().enumerate() {
+        partial[l] = v.mul_add(v, partial[l]);
+    }
+    let inverse = 1.0 / (tree_sum(partial) / x.len() as f32 + eps).sqrt();
+    for ((out, &x), &w) in out.iter_mut().zip(x).zip(w) {
+        *out = x * inverse * w;
+    }
+}
+
+/// `gate = silu(gate) * up`.
+#[inline(always)]
+pub fn silu_mul(gate: &mut [f32], up: &[f32]) {
+    for (g, &u) in gate.iter_mut().zip(up) {
+        *g = math::silu(*g) * u;
+    }
+}
+
+/// Adds the first `n` positions of one key/value block to the attention of one query.
+///
+/// `q`: `[k_dim]`. `keys`: `[16 tiles][k_dim][16 positions]`. `values`: `[256][v_dim]`.
+/// `acc`: `[v_dim]`, the value sum relative to `state.max`.
+#[inline(always)]
+pub fn attend_block(
+    q: &[f32],
+    scale: f32,
+    keys: &[f32],
+    values: &[f32],
+    n: usize,
+    state: &mut Softmax,
+    acc: &mut [f32],
+) {
+    let mut p = [f32::NEG_INFINITY; KV_BLOCK];
+    let n_tiles = n.div_ceil(TILE);
+    let keys = Plain(keys, |k: f32| k);
+    let rows = Rows { n_in: q.len(), x: q, q: &[], scales: &[] };
+    let mut scores = [[0.0f32; TILE]; KV_BLOCK / TILE];
+    matmul(keys, 0, rows, 1, &mut scores[..n_tiles]);
+    let mut block_max = f32::NEG_INFINITY;
+    for (p, s) in p[..n].iter_mut().zip(scores.as_flattened()) {
+        *p = s * scale;
+        block_max = if *p > block_max { *p } else { block_max };
+    }
+    let mut partial = [0.0f32; TILE];
+    for tile in p[..n_tiles * TILE].as_chunks_mut::<TILE>().0 {
+        for l in 0..TILE {
+            tile[l] = math::exp(tile[l] - block_max);
+            partial[l] += tile[l];
+        }
+    }
+    let block_sum = tree_sum(partial);
+    let max = if block_max > state.max { block_max } else { state.max };
+    let (old, new) = (math::exp(state.max - max), math::exp(block_max - max));
+    state.max = max;
+    state.sum = state.sum.mul_add(old, block_sum * new);
+    let v_dim = acc.len();
+    let mut d = 0;
+    while d < v_dim {
+        let width = TILE.min(v_dim - d);
+        let mut sum = [0.0f32; TILE];
+        if width == TILE {
+            for (j, &pj) in p[..n].iter().enumerate() {
+                let v: &Lanes = values[j * v_dim + d..][..TILE].try_into().expect("16 lanes");
+                for l in 0..TILE {
+                    sum[l] = v[l].mul_add(pj, sum[l]);
+                }
+            }
+        } else {
+            for (j, &pj) in p[..n].iter().enumerate() {
+                for l in 0..width {
+                    sum[l] = values[j * v_dim + d + l].mul_add(pj, sum[l]);
+                }
+            }
+        }
+        for (acc, sum) in acc[d..d + width].iter_mut().zip(sum) {
+            *acc = acc.mul_add(old, sum * new);
+        }
+        d += width;
+    }
+}

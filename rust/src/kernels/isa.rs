@@ -1,0 +1,138 @@
+//! The generic kernels compiled for each instruction set, behind one table of function pointers.
+
+use super::generic::{self, Int4, Int8, Lanes, Plain, Rows, Softmax};
+use crate::cpu::Isa;
+use crate::matrix::Elements;
+
+/// Entry points of one level; each is safe to call only on a CPU that has the level.
+pub struct Table {
+    matmul: unsafe fn(&Elements, usize, Rows<'_>, usize, &mut [Lanes]),
+    quantize_row: unsafe fn(&[f32], usize, &mut [i8], &mut [f32]),
+    rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
+    silu_mul: unsafe fn(&mut [f32], &[f32]),
+    attend_block: unsafe fn(&[f32], f32, &[f32], &[f32], usize, &mut Softmax, &mut [f32]),
+}
+
+#[inline(always)]
+fn matmul(w: &Elements, first: usize, x: Rows<'_>, n_rows: usize, out: &mut [Lanes]) {
+    match w {
+        Elements::F32(w) => generic::matmul(Plain(w, |w: f32| w), first, x, n_rows, out),
+        Elements::F16(w) => {
+            generic::matmul(Plain(w, crate::dtype::f16_to_f32), first, x, n_rows, out)
+        }
+        Elements::Bf16(w) => {
+            generic::matmul(Plain(w, crate::dtype::bf16_to_f32), first, x, n_rows, out);
+        }
+        Elements::Int8 { q, scales, group } => {
+            generic::matmul(Int8 { q, scales, group: *group }, first, x, n_rows, out);
+        }
+        Elements::Int4 { q, scales, group } => {
+            generic::matmul(Int4 { q, scales, group: *group }, first, x, n_rows, out);
+        }
+    }
+}
+
+macro_rules! level {
+    ($name:ident $(, $feature:literal)*) => {
+        mod $name {
+            use super::{Elements, Lanes, Rows, Softmax, Table, generic};
+
+            pub const TABLE: Table = Table { matmul, quantize_row, rms_norm, silu_mul, attend_block };
+
+            $(#[target_feature(enable = $feature)])*
+            fn matmul(w: &Elements, first: usize, x: Rows<'_>, n_rows: usize, out: &mut [Lanes]) {
+                super::matmul(w, first, x, n_rows, out);
+            }
+
+            $(#[target_feature(enable = $feature)])*
+            fn quantize_row(x: &[f32], group: usize, q: &mut [i8], scales: &mut [f32]) {
+                generic::quantize_row(x, group, q, scales);
+            }
+
+            $(#[target_feature(enable = $feature)])*
+            fn rms_norm(x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
+                generic::rms_norm(x, w, eps, out);
+            }
+
+            $(#[target_feature(enable = $feature)])*
+            fn silu_mul(gate: &mut [f32], up: &[f32]) {
+                generic::silu_mul(gate, up);
+            }
+
+            $(#[target_feature(enable = $feature)])*
+            fn attend_block(
+                q: &[f32],
+                scale: f32,
+                keys: &[f32],
+                values: &[f32],
+                n: usize,
+                state: &mut Softmax,
+                acc: &mut [f32],
+            ) {
+                generic::attend_block(q, scale, keys, values, n, state, acc);
+            }
+        }
+    };
+}
+
+level!(baseline);
+#[cfg(target_arch = "x86_64")]
+level!(avx2, "avx2,fma,f16c");
+#[cfg(target_arch = "x86_64")]
+level!(avx512, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl");
+
+/// The table of `isa`, which the caller has checked to be available.
+pub fn table(isa: Isa) -> Table {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => avx2::TABLE,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => avx512::TABLE,
+        _ => baseline::TABLE,
+    }
+}
+
+#[allow(unsafe_code, reason = "calls into functions compiled for a detected instruction set")]
+impl Table {
+    pub fn matmul(
+        &self,
+        w: &Elements,
+        first: usize,
+        x: Rows<'_>,
+        n_rows: usize,
+        out: &mut [Lanes],
+    ) {
+        // SAFETY: `Kernels::new` checked that the CPU has this table's features.
+        unsafe { (self.matmul)(w, first, x, n_rows, out) }
+    }
+
+    pub fn quantize_row(&self, x: &[f32], group: usize, q: &mut [i8], scales: &mut [f32]) {
+        // SAFETY: as above.
+        unsafe { (self.quantize_row)(x, group, q, scales) }
+    }
+
+    pub fn rms_norm(&self, x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
+        // SAFETY: as above.
+        unsafe { (self.rms_norm)(x, w, eps, out) }
+    }
+
+    pub fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {
+        // SAFETY: as above.
+        unsafe { (self.silu_mul)(gate, up) }
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "mirrors the kernel")]
+    pub fn attend_block(
+        &self,
+        q: &[f32],
+        scale: f32,
+        keys: &[f32],
+        values: &[f32],
+        n: usize,
+        state: &mut Softmax,
+        acc: &mut [f32],
+    ) {
+        // SAFETY: as above.
+        unsafe { (self.attend_block)(q, scale, keys, values, n, state, acc) }
+    }
+}

@@ -1,0 +1,102 @@
+//! The numeric contract: plain loops over logical values, obviously right, never fast.
+//!
+//! The order of operations here is the definition. Every kernel the engine runs is compared with
+//! these functions bit for bit; see `docs/design/0001-numeric-contract.md`.
+
+use super::math;
+use crate::matrix::{Elements, Matrix};
+
+/// `y[row] = sum over k of w[row][k] * x[k]`, for one input row.
+pub fn matvec(w: &Matrix, x: &[f32]) -> Vec<f32> {
+    match &w.elements {
+        Elements::Int8 { group, .. } | Elements::Int4 { group, .. } => int_matvec(w, *group, x),
+        _ => (0..w.n_out)
+            .map(|row| (0..w.n_in).fold(0.0f32, |acc, k| w.get(row, k).mul_add(x[k], acc)))
+            .collect(),
+    }
+}
+
+fn int_matvec(w: &Matrix, group: usize, x: &[f32]) -> Vec<f32> {
+    let (q, x_scales) = quantize(x, group);
+    (0..w.n_out)
+        .map(|row| {
+            (0..w.n_in / group).fold(0.0f32, |acc, g| {
+                let dot: i32 = (g * group..(g + 1) * group)
+                    .map(|k| w.quantized(row, k).0 * i32::from(q[k]))
+                    .sum();
+                let w_scale = w.quantized(row, g * group).1;
+                (dot as f32).mul_add(w_scale * x_scales[g], acc)
+            })
+        })
+        .collect()
+}
+
+/// Signed bytes and one scale per group.
+pub fn quantize(x: &[f32], group: usize) -> (Vec<i8>, Vec<f32>) {
+    let mut q = Vec::new();
+    let mut scales = Vec::new();
+    for x in x.chunks(group) {
+        let amax =
+            x.iter().fold(0.0f32, |a, v| if v.abs() > a || v.is_nan() { v.abs() } else { a });
+        scales.push(amax / 127.0);
+        let inverse = if amax > 0.0 { 127.0 / amax } else { 0.0 };
+        q.extend(x.iter().map(|v| (v * inverse).round_ties_even() as i8));
+    }
+    (q, scales)
+}
+
+/// Sums `terms` as 16 strided chains, term i in chain i mod 16, added up pairwise.
+pub fn strided_sum(terms: impl Iterator<Item = f32>, add: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut chains = [0.0f32; 16];
+    for (i, term) in terms.enumerate() {
+        chains[i % 16] = add(chains[i % 16], term);
+    }
+    let mut chains = chains.to_vec();
+    while chains.len() > 1 {
+        let half = chains.len() / 2;
+        chains = (0..half).map(|l| chains[l] + chains[l + half]).collect();
+    }
+    chains[0]
+}
+
+/// Root-mean-square normalisation.
+pub fn rms_norm(x: &[f32], w: &[f32], eps: f32) -> Vec<f32> {
+    let squares = strided_sum(x.iter().copied(), |acc, v| v.mul_add(v, acc));
+    let inverse = 1.0 / (squares / x.len() as f32 + eps).sqrt();
+    x.iter().zip(w).map(|(x, w)| x * inverse * w).collect()
+}
+
+/// SwiGLU's inner product.
+pub fn silu_mul(gate: &[f32], up: &[f32]) -> Vec<f32> {
+    gate.iter().zip(up).map(|(&g, &u)| math::silu(g) * u).collect()
+}
+
+/// Attention of one query over `keys` and `values`, one vector per position, in blocks of `block`.
+pub fn attend(
+    q: &[f32],
+    scale: f32,
+    keys: &[Vec<f32>],
+    values: &[Vec<f32>],
+    block: usize,
+) -> Vec<f32> {
+    let v_dim = values[0].len();
+    let (mut max, mut sum, mut acc) = (f32::NEG_INFINITY, 0.0f32, vec![0.0f32; v_dim]);
+    for (keys, values) in keys.chunks(block).zip(values.chunks(block)) {
+        let scores: Vec<f32> = keys
+            .iter()
+            .map(|key| (0..q.len()).fold(0.0f32, |a, d| key[d].mul_add(q[d], a)) * scale)
+            .collect();
+        let block_max = scores.iter().fold(f32::NEG_INFINITY, |a, &s| if s > a { s } else { a });
+        let p: Vec<f32> = scores.iter().map(|s| math::exp(s - block_max)).collect();
+        let block_sum = strided_sum(p.iter().copied(), |acc, v| acc + v);
+        let new_max = if block_max > max { block_max } else { max };
+        let (old, new) = (math::exp(max - new_max), math::exp(block_max - new_max));
+        max = new_max;
+        sum = sum.mul_add(old, block_sum * new);
+        for (d, acc) in acc.iter_mut().enumerate() {
+            let value = p.iter().zip(values).fold(0.0f32, |a, (&p, v)| v[d].mul_add(p, a));
+            *acc = acc.mul_add(old, value * new);
+        }
+    }
+    acc.iter().map(|v| v / sum).collect()
+}

@@ -1,0 +1,170 @@
+//! One suite for every instruction set this machine has: bit equality with `scalar`.
+
+use super::*;
+use crate::dtype::Dtype;
+
+/// A small generator with a fixed sequence; values of mixed magnitude and sign.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u32 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as u32
+    }
+
+    fn float(&mut self) -> f32 {
+        (self.next() as f32 / 2f32.powi(30) - 1.0) * 2f32.powi(self.next() as i32 % 6)
+    }
+
+    fn floats(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.float()).collect()
+    }
+}
+
+fn every_isa(check: impl Fn(&Kernels)) {
+    for isa in Isa::available() {
+        check(&Kernels::new(isa));
+    }
+}
+
+fn assert_same_bits(ours: &[f32], scalar: &[f32], what: &str) {
+    let bits = |v: &[f32]| v.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(ours), bits(scalar), "{what}");
+}
+
+fn plain(random: &mut Random, dtype: Dtype, n_out: usize, n_in: usize) -> Matrix {
+    let bytes: Vec<u8> = random
+        .floats(n_out * n_in)
+        .into_iter()
+        .flat_map(|x| match dtype {
+            Dtype::F32 => x.to_le_bytes().to_vec(),
+            Dtype::F16 => half::f16::from_f32(x).to_le_bytes().to_vec(),
+            Dtype::Bf16 => half::bf16::from_f32(x).to_le_bytes().to_vec(),
+        })
+        .collect();
+    Matrix::from_plain(dtype, &bytes, n_out, n_in)
+}
+
+fn int(random: &mut Random, bits: u32, n_out: usize, n_in: usize, group: usize) -> Matrix {
+    let scales = random.floats(n_out * n_in / group);
+    let half = 1 << (bits - 1);
+    let q: Vec<i8> = (0..n_out * n_in)
+        .map(|_| (random.next() % (2 * half)) as i32 - half as i32)
+        .map(|v| v as i8)
+        .collect();
+    Matrix::from_int(bits, n_out, n_in, group, &scales, |row, k| q[row * n_in + k])
+}
+
+#[test]
+fn products_equal_scalar_bit_for_bit() {
+    let team = Team::new(2);
+    every_isa(|kernels| {
+        let mut random = Random(1);
+        for (n_out, n_in) in [(1, 1), (16, 32), (17, 33), (100, 64), (129, 128)] {
+            let mut matrices: Vec<Matrix> = [Dtype::F32, Dtype::F16, Dtype::Bf16]
+                .into_iter()
+                .map(|dtype| plain(&mut random, dtype, n_out, n_in))
+                .collect();
+            if n_in % 32 == 0 {
+                for bits in [4, 8] {
+                    matrices.push(int(&mut random, bits, n_out, n_in, 32));
+                    matrices.push(int(&mut random, bits, n_out, n_in, n_in));
+                }
+            }
+            for w in matrices {
+                for n_rows in [1, 2, 4, 5, 11] {
+                    let x = random.floats(n_rows * n_in);
+                    let scalar: Vec<f32> =
+                        x.chunks(n_in).flat_map(|x| scalar::matvec(&w, x)).collect();
+                    let what = format!(
+                        "{} {n_out}x{n_in}, {n_rows} rows, {}",
+                        w.format(),
+                        kernels.isa().name()
+                    );
+                    assert_same_bits(&kernels.matmul(&team, &w, &x), &scalar, &what);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_large_product_is_the_same_on_any_number_of_threads() {
+    let mut random = Random(2);
+    let w = plain(&mut random, Dtype::F32, 1000, 512);
+    let x = random.floats(3 * 512);
+    let kernels = Kernels::new(Isa::detect());
+    let one = kernels.matmul(&Team::new(1), &w, &x);
+    for n in [2, 3, 7] {
+        assert_same_bits(&kernels.matmul(&Team::new(n), &w, &x), &one, "threads");
+    }
+}
+
+#[test]
+fn a_value_that_is_not_finite_is_never_quantised_away() {
+    let mut random = Random(3);
+    let w = int(&mut random, 8, 16, 64, 32);
+    every_isa(|kernels| {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut x = vec![1.0; 64];
+            x[40] = bad;
+            let y = kernels.matmul(&Team::new(1), &w, &x);
+            assert!(y.iter().all(|v| !v.is_finite()), "{bad}: {y:?}");
+        }
+    });
+}
+
+#[test]
+fn norms_and_activations_equal_scalar_bit_for_bit() {
+    every_isa(|kernels| {
+        let mut random = Random(4);
+        for n in 1..130 {
+            let (x, w) = (random.floats(n), random.floats(n));
+            let mut out = vec![0.0; n];
+            kernels.rms_norm(&x, &w, 1e-5, &mut out);
+            assert_same_bits(&out, &scalar::rms_norm(&x, &w, 1e-5), "rms_norm");
+            let mut gate = x.clone();
+            kernels.silu_mul(&mut gate, &w);
+            assert_same_bits(&gate, &scalar::silu_mul(&x, &w), "silu_mul");
+        }
+    });
+}
+
+#[test]
+fn attention_equals_scalar_bit_for_bit_at_every_length() {
+    every_isa(|kernels| {
+        let mut random = Random(5);
+        for (k_dim, v_dim) in [(16, 16), (40, 32), (24, 20)] {
+            for len in [1, 2, 15, 16, 17, 100, 255, 256, 257, 600] {
+                let q = random.floats(k_dim);
+                let keys: Vec<Vec<f32>> = (0..len).map(|_| random.floats(k_dim)).collect();
+                let values: Vec<Vec<f32>> = (0..len).map(|_| random.floats(v_dim)).collect();
+                let (mut state, mut acc) = (Softmax::EMPTY, vec![0.0; v_dim]);
+                for (keys, values) in keys.chunks(KV_BLOCK).zip(values.chunks(KV_BLOCK)) {
+                    let mut tiled = vec![0.0; KV_BLOCK * k_dim];
+                    for (j, key) in keys.iter().enumerate() {
+                        for (d, v) in key.iter().enumerate() {
+                            tiled[(j / TILE * k_dim + d) * TILE + j % TILE] = *v;
+                        }
+                    }
+                    let flat = values.concat();
+                    kernels.attend_block(&q, 0.25, &tiled, &flat, keys.len(), &mut state, &mut acc);
+                }
+                let out: Vec<f32> = acc.iter().map(|v| v / state.sum).collect();
+                assert_same_bits(
+                    &out,
+                    &scalar::attend(&q, 0.25, &keys, &values, KV_BLOCK),
+                    "attention",
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn the_largest_come_first_and_ties_go_to_the_lower_index() {
+    assert_eq!(top_k(&[1.0, 3.0, 2.0, 3.0, 0.0], 3), [1, 3, 2]);
+    assert_eq!(top_k(&[5.0, 5.0, 5.0], 2), [0, 1]);
+    assert_eq!(top_k(&[0.0, -0.5], 5), [0, 1]);
+}

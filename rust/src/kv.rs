@@ -1,0 +1,160 @@
+//! One conversation's keys and values, and the tokens they stand for.
+//!
+//! Owns: storage by blocks of 256 positions, reuse of a common prefix. Does not own: which request
+//! uses a slot (`engine`), the arithmetic over the blocks (`kernels`).
+
+use crate::kernels::KV_BLOCK;
+use crate::matrix::TILE;
+
+/// What a layer keeps for each position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvLayout {
+    /// Key and value heads; 1 for compressed latents.
+    pub heads: usize,
+    /// Elements of one head's key.
+    pub k_dim: usize,
+    /// Elements of one head's value.
+    pub v_dim: usize,
+}
+
+impl KvLayout {
+    /// Bytes one position takes.
+    pub fn bytes_per_position(self) -> usize {
+        self.heads * (self.k_dim + self.v_dim) * 4
+    }
+}
+
+/// Keys and values of 256 positions of one layer.
+struct Block {
+    /// `[heads][16 tiles][k_dim][16 positions]`
+    keys: Vec<f32>,
+    /// `[heads][256 positions][v_dim]`
+    values: Vec<f32>,
+}
+
+/// One layer's keys and values.
+pub struct LayerKv {
+    layout: KvLayout,
+    blocks: Vec<Block>,
+}
+
+impl LayerKv {
+    fn new(layout: KvLayout) -> Self {
+        Self { layout, blocks: Vec::new() }
+    }
+
+    /// Stores `key` `[heads][k_dim]` and `value` `[heads][v_dim]` of `position`.
+    pub fn write(&mut self, position: usize, key: &[f32], value: &[f32]) {
+        let KvLayout { heads, k_dim, v_dim } = self.layout;
+        let (block, at) = (position / KV_BLOCK, position % KV_BLOCK);
+        while self.blocks.len() <= block {
+            self.blocks.push(Block {
+                keys: vec![0.0; heads * KV_BLOCK * k_dim],
+                values: vec![0.0; heads * KV_BLOCK * v_dim],
+            });
+        }
+        let block = &mut self.blocks[block];
+        for (head, key) in key.chunks_exact(k_dim).enumerate() {
+            let tile = (head * KV_BLOCK / TILE + at / TILE) * k_dim * TILE;
+            for (d, &k) in key.iter().enumerate() {
+                block.keys[tile + d * TILE + at % TILE] = k;
+            }
+        }
+        for (head, value) in value.chunks_exact(v_dim).enumerate() {
+            block.values[(head * KV_BLOCK + at) * v_dim..][..v_dim].copy_from_slice(value);
+        }
+    }
+
+    /// Blocks of `head` covering the first `len` positions: keys, values, positions filled.
+    pub fn blocks(&self, head: usize, len: usize) -> impl Iterator<Item = (&[f32], &[f32], usize)> {
+        let KvLayout { k_dim, v_dim, .. } = self.layout;
+        self.blocks.iter().enumerate().take(len.div_ceil(KV_BLOCK)).map(move |(i, block)| {
+            let (k, v) = (KV_BLOCK * k_dim, KV_BLOCK * v_dim);
+            let n = (len - i * KV_BLOCK).min(KV_BLOCK);
+            (&block.keys[head * k..(head + 1) * k], &block.values[head * v..(head + 1) * v], n)
+        })
+    }
+}
+
+/// The key/value memory of one conversation.
+pub struct KvSlot {
+    tokens: Vec<u32>,
+    layers: Vec<LayerKv>,
+}
+
+impl KvSlot {
+    /// An empty slot for a model with these layers.
+    pub fn new(layouts: &[KvLayout]) -> Self {
+        Self { tokens: Vec::new(), layers: layouts.iter().copied().map(LayerKv::new).collect() }
+    }
+
+    /// Tokens whose keys and values are stored.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// One layer's memory.
+    pub fn layer(&self, layer: usize) -> &LayerKv {
+        &self.layers[layer]
+    }
+
+    /// One layer's memory, to write to.
+    pub fn layer_mut(&mut self, layer: usize) -> &mut LayerKv {
+        &mut self.layers[layer]
+    }
+
+    /// Records that keys and values of `tokens` now follow the stored ones in every layer.
+    pub fn commit(&mut self, tokens: &[u32]) {
+        self.tokens.extend_from_slice(tokens);
+    }
+
+    /// How many tokens of `prompt` need not be prefilled; at least its last one must be, since
+    /// its logits are wanted.
+    pub fn common_prefix(&self, prompt: &[u32]) -> usize {
+        let common = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        common.min(prompt.len().saturating_sub(1))
+    }
+
+    /// Forgets everything behind the first `len` tokens.
+    pub fn truncate_to(&mut self, len: usize) {
+        self.tokens.truncate(len);
+        for layer in &mut self.layers {
+            layer.blocks.truncate(len.div_ceil(KV_BLOCK));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_found_in_its_block() {
+        let layout = KvLayout { heads: 2, k_dim: 3, v_dim: 2 };
+        let mut kv = LayerKv::new(layout);
+        for position in 0..300 {
+            let p = position as f32;
+            kv.write(position, &[p, 1.0, 2.0, -p, 4.0, 5.0], &[p, 7.0, -p, 9.0]);
+        }
+        let blocks: Vec<_> = kv.blocks(1, 300).collect();
+        assert_eq!(blocks.len(), 2);
+        let (keys, values, n) = blocks[1];
+        assert_eq!(n, 44);
+        // Position 290 is the 34th of the second block: tile 2, lane 2.
+        assert_eq!(keys[(2 * 3) * TILE + 2], -290.0);
+        assert_eq!(keys[(2 * 3 + 1) * TILE + 2], 4.0);
+        assert_eq!(values[34 * 2], -290.0);
+    }
+
+    #[test]
+    fn the_last_token_of_a_known_prompt_is_forwarded_again() {
+        let mut slot = KvSlot::new(&[]);
+        slot.commit(&[1, 2, 3]);
+        assert_eq!(slot.common_prefix(&[1, 2, 3]), 2);
+        assert_eq!(slot.common_prefix(&[1, 2, 3, 4]), 3);
+        assert_eq!(slot.common_prefix(&[1, 9]), 1);
+        assert_eq!(slot.common_prefix(&[9]), 0);
+        slot.truncate_to(1);
+        assert_eq!(slot.tokens(), [1]);
+    }
+}

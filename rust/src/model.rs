@@ -1,0 +1,130 @@
+//! Models: operations that families share, and one file a family that composes them.
+//!
+//! Owns: the mathematics of a forward pass. Does not own: where experts are (`experts`), which
+//! rows a step has (`engine`).
+
+pub mod arch;
+mod attention;
+mod decoder;
+mod ffn;
+mod gqa;
+mod loader;
+mod mla;
+mod rope;
+mod router;
+mod summary;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::experts::ExpertSource;
+use crate::kernels::Kernels;
+use crate::kv::{KvLayout, KvSlot};
+use crate::store::Catalog;
+use crate::telemetry::Phases;
+use crate::threads::Team;
+pub use decoder::{Decoder, Logits};
+pub use loader::Loader;
+pub use summary::summary;
+
+/// One token position of one sequence within a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// KV slot of the sequence.
+    pub slot: usize,
+    /// Position in the sequence.
+    pub position: usize,
+    /// The token there.
+    pub token: u32,
+}
+
+/// The router's choices of a forward pass, kept where somebody asked for them.
+#[derive(Debug, Default)]
+pub struct Trace {
+    /// `[sparse layers][rows]`, filled layer by layer.
+    pub choices: Vec<Vec<crate::experts::Routed>>,
+}
+
+/// Everything one forward pass works with besides the weights.
+pub struct Step<'a> {
+    /// Compute kernels.
+    pub kernels: &'a Kernels,
+    /// Worker threads.
+    pub team: &'a Team,
+    /// Rows to compute; those of one slot are consecutive and in ascending positions.
+    pub rows: &'a [Row],
+    /// All KV slots.
+    pub slots: &'a mut [KvSlot],
+    /// Routed experts.
+    pub experts: &'a mut crate::experts::ExpertStore,
+    /// Timers to add to.
+    pub phases: &'a mut Phases,
+    /// Where to record routing, if wanted.
+    pub trace: Option<&'a mut Trace>,
+    /// Asked between layers; true abandons the pass.
+    pub interrupted: &'a mut dyn FnMut() -> bool,
+}
+
+/// A loaded model without its routed experts.
+pub struct Model {
+    /// The dense part and the mathematics.
+    pub decoder: Decoder,
+    /// Routed experts on disk, `[sparse layers][experts]`.
+    pub experts: Vec<ExpertSource>,
+    /// Experts of one sparse layer; 0 for a dense model.
+    pub n_experts: usize,
+    /// Experts a row takes.
+    pub top_k: usize,
+    /// Layer number of each row of the expert map.
+    pub sparse_layers: Vec<usize>,
+    /// Most positions the model was made for.
+    pub max_positions: usize,
+    /// Ids of the tokens that end an answer.
+    pub eos_ids: Vec<u32>,
+    /// Files of the model.
+    pub catalog: Arc<Catalog>,
+}
+
+impl Model {
+    /// Loads the dense part of the model folder `dir` and finds its experts.
+    ///
+    /// `progress` is called with bytes done and in all.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a family or feature that is not implemented, before any large
+    /// read; [`Error::BadFile`] and the like for files that are missing or wrong.
+    pub fn load(dir: &Path, max_ctx: usize, progress: &mut dyn FnMut(u64, u64)) -> Result<Self> {
+        let config = Config::open(dir)?;
+        let family = arch::find(config.model_type()?)?;
+        let catalog = Arc::new(Catalog::open(dir)?);
+        let mut loader = Loader::new(&config, &catalog, max_ctx, progress);
+        (family.load)(&mut loader)
+    }
+
+    /// What each layer keeps for each position.
+    pub fn kv_layouts(&self) -> Vec<KvLayout> {
+        self.decoder.kv_layouts()
+    }
+}
+
+/// Bytes on disk of everything but the routed experts.
+pub fn dense_bytes(catalog: &Catalog) -> u64 {
+    let dense = catalog.tensors().iter().filter(|(name, _)| !loader::is_routed_expert(name));
+    dense.map(|(_, tensor)| tensor.bytes as u64).sum()
+}
+
+/// Refuses a value that is not finite, naming where it appeared.
+fn check_finite(
+    what: &'static str,
+    values: &[f32],
+    width: usize,
+    layer: usize,
+    rows: &[Row],
+) -> Result<()> {
+    match values.iter().position(|v| !v.is_finite()) {
+        None => Ok(()),
+        Some(i) => Err(Error::NonFinite { what, layer, position: rows[i / width].position }),
+    }
+}

@@ -1,0 +1,33 @@
+//! The families, one file each.
+
+mod glm4_moe;
+mod glm4_moe_lite;
+mod glm_ffn;
+
+use super::{Loader, Model};
+use crate::error::{Error, Result};
+
+/// A family of models that are computed alike.
+pub struct Family {
+    /// `model_type` in config.json.
+    pub name: &'static str,
+    /// Checks the configuration, then loads the dense part.
+    pub load: fn(&mut Loader) -> Result<Model>,
+}
+
+/// Every family this version runs.
+pub const FAMILIES: &[Family] = &[glm4_moe::FAMILY, glm4_moe_lite::FAMILY];
+
+/// The family called `model_type`.
+///
+/// # Errors
+/// [`Error::Unsupported`] naming the families there are.
+pub fn find(model_type: &str) -> Result<&'static Family> {
+    FAMILIES.iter().find(|family| family.name == model_type).ok_or_else(|| Error::Unsupported {
+        what: format!("model_type {model_type:?}"),
+        hint: format!(
+            "this version runs {}",
+            FAMILIES.iter().map(|family| family.name).collect::<Vec<_>>().join(", ")
+        ),
+    })
+}

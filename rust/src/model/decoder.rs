@@ -1,0 +1,108 @@
+//! The pre-norm residual decoder that nearly all families are.
+
+use super::attention::Attention;
+use super::ffn::Ffn;
+use super::{Step, check_finite};
+use crate::error::{Error, Result};
+use crate::kv::KvLayout;
+use crate::matrix::Matrix;
+use crate::telemetry::timed;
+
+/// One decoder block.
+pub struct Layer {
+    /// `[hidden]`
+    pub input_norm: Vec<f32>,
+    /// Attention.
+    pub attention: Attention,
+    /// `[hidden]`
+    pub post_norm: Vec<f32>,
+    /// Feed-forward block.
+    pub ffn: Ffn,
+}
+
+/// Embedding, blocks and output head.
+pub struct Decoder {
+    /// `[vocab, hidden]`
+    pub embed: Matrix,
+    /// The blocks in order.
+    pub layers: Vec<Layer>,
+    /// `[hidden]`
+    pub norm: Vec<f32>,
+    /// `[vocab, hidden]`; none where the embedding serves.
+    pub head: Option<Matrix>,
+    /// Added to the mean square in every norm but the latent ones.
+    pub eps: f32,
+}
+
+/// For which rows of a step logits are wanted.
+#[derive(Clone, Copy, Debug)]
+pub enum Logits<'a> {
+    /// Every row.
+    All,
+    /// These rows, by index into the step's rows.
+    Of(&'a [usize]),
+}
+
+impl Decoder {
+    /// Size of the vocabulary.
+    pub fn vocab(&self) -> usize {
+        self.embed.n_out
+    }
+
+    /// What each layer keeps for each position.
+    pub fn kv_layouts(&self) -> Vec<KvLayout> {
+        self.layers.iter().map(|layer| layer.attention.kv_layout()).collect()
+    }
+
+    /// Runs the step's rows through the model and returns logits `[wanted rows][vocab]`.
+    ///
+    /// Keys and values are written to the slots; the caller commits the tokens.
+    ///
+    /// # Errors
+    /// [`Error::NonFinite`], [`Error::Io`] from reading experts, or [`Error::Interrupted`].
+    pub fn forward(&self, step: &mut Step, wanted: Logits) -> Result<Vec<f32>> {
+        let hidden = self.embed.n_in;
+        let mut x = vec![0.0f32; step.rows.len() * hidden];
+        for (row, x) in step.rows.iter().zip(x.chunks_exact_mut(hidden)) {
+            self.embed.copy_row(row.token as usize, x);
+        }
+        let mut normed = vec![0.0f32; x.len()];
+        for (i, layer) in self.layers.iter().enumerate() {
+            if (step.interrupted)() {
+                return Err(Error::Interrupted);
+            }
+            step.kernels.rms_norm(&x, &layer.input_norm, self.eps, &mut normed);
+            add(&mut x, &layer.attention.forward(i, &normed, step));
+            step.kernels.rms_norm(&x, &layer.post_norm, self.eps, &mut normed);
+            add(&mut x, &layer.ffn.forward(i, &normed, step)?);
+        }
+        self.logits(&x, step, wanted)
+    }
+
+    fn logits(&self, x: &[f32], step: &mut Step, wanted: Logits) -> Result<Vec<f32>> {
+        let hidden = self.embed.n_in;
+        let picked: Vec<f32>;
+        let (x, rows) = match wanted {
+            Logits::All => (x, step.rows.to_vec()),
+            Logits::Of(rows) => {
+                picked =
+                    rows.iter().flat_map(|&r| &x[r * hidden..(r + 1) * hidden]).copied().collect();
+                (&picked[..], rows.iter().map(|&r| step.rows[r]).collect())
+            }
+        };
+        let head = self.head.as_ref().unwrap_or(&self.embed);
+        let mut normed = vec![0.0f32; x.len()];
+        let logits = timed(&mut step.phases.head, || {
+            step.kernels.rms_norm(x, &self.norm, self.eps, &mut normed);
+            step.kernels.matmul(step.team, head, &normed)
+        });
+        check_finite("logit", &logits, self.vocab(), self.layers.len(), &rows)?;
+        Ok(logits)
+    }
+}
+
+fn add(x: &mut [f32], y: &[f32]) {
+    for (x, y) in x.iter_mut().zip(y) {
+        *x += y;
+    }
+}

@@ -1,0 +1,83 @@
+//! Grouped-query attention, with the optional parts families add to it.
+
+use super::Step;
+use super::attention::{Linear, attend};
+use super::rope::Rope;
+use crate::kv::KvLayout;
+use crate::telemetry::timed;
+
+/// Weights and geometry of one layer.
+pub struct Gqa {
+    /// Query heads.
+    pub n_heads: usize,
+    /// Key and value heads.
+    pub n_kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// `[n_heads * head_dim, hidden]`
+    pub q_proj: Linear,
+    /// `[n_kv_heads * head_dim, hidden]`
+    pub k_proj: Linear,
+    /// `[n_kv_heads * head_dim, hidden]`
+    pub v_proj: Linear,
+    /// `[hidden, n_heads * head_dim]`
+    pub o_proj: Linear,
+    /// Per-head norms of queries and keys `[head_dim]`, before the rotation.
+    pub qk_norm: Option<QkNorm>,
+    /// Components of a head that are rotated, from its first.
+    pub rotary_dim: usize,
+    /// Rotation tables.
+    pub rope: std::sync::Arc<Rope>,
+}
+
+/// Norms of queries and keys.
+pub struct QkNorm {
+    /// `[head_dim]`
+    pub q: Vec<f32>,
+    /// `[head_dim]`
+    pub k: Vec<f32>,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+impl Gqa {
+    /// What the layer keeps for each position.
+    pub fn kv_layout(&self) -> KvLayout {
+        KvLayout { heads: self.n_kv_heads, k_dim: self.head_dim, v_dim: self.head_dim }
+    }
+
+    /// See [`super::attention::Attention::forward`].
+    pub fn forward(&self, layer: usize, x: &[f32], step: &mut Step) -> Vec<f32> {
+        let mut elapsed = std::time::Duration::ZERO;
+        let y = timed(&mut elapsed, || {
+            let (kernels, team) = (step.kernels, step.team);
+            let mut q = self.q_proj.forward(kernels, team, x);
+            let mut k = self.k_proj.forward(kernels, team, x);
+            let v = self.v_proj.forward(kernels, team, x);
+            if let Some(norm) = &self.qk_norm {
+                kernels.rms_norm(&q.clone(), &norm.q, norm.eps, &mut q);
+                kernels.rms_norm(&k.clone(), &norm.k, norm.eps, &mut k);
+            }
+            let kv_width = self.n_kv_heads * self.head_dim;
+            for (r, row) in step.rows.iter().enumerate() {
+                let q_width = self.n_heads * self.head_dim;
+                self.rotate(row.position, &mut q[r * q_width..(r + 1) * q_width]);
+                let k = &mut k[r * kv_width..(r + 1) * kv_width];
+                self.rotate(row.position, k);
+                let kv = step.slots[row.slot].layer_mut(layer);
+                kv.write(row.position, k, &v[r * kv_width..(r + 1) * kv_width]);
+            }
+            let scale = 1.0 / (self.head_dim as f32).sqrt();
+            let out = attend(step, layer, self.kv_layout(), self.n_heads, &q, scale);
+            self.o_proj.forward(kernels, team, &out)
+        });
+        step.phases.attention += elapsed;
+        y
+    }
+
+    fn rotate(&self, position: usize, heads: &mut [f32]) {
+        for head in heads.chunks_exact_mut(self.head_dim) {
+            self.rope.apply(position, &mut head[..self.rotary_dim]);
+        }
+    }
+}

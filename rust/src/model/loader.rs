@@ -1,0 +1,184 @@
+//! Loading a model's parts by name, with progress and with gaps listed exactly.
+
+use std::sync::Arc;
+
+use super::Model;
+use super::attention::Linear;
+use super::decoder::{Decoder, Layer};
+use super::ffn::SwiGlu;
+use crate::config::Config;
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+use crate::experts::ExpertSource;
+use crate::matrix::Matrix;
+use crate::store::{Catalog, MatrixSource};
+
+/// Largest dimension accepted from a configuration.
+pub const MAX_DIM: usize = 1 << 20;
+/// Most layers accepted.
+pub const MAX_LAYERS: usize = 4096;
+/// Most experts of one layer accepted.
+pub const MAX_EXPERTS: usize = 1 << 16;
+
+/// Reads a model folder on behalf of a family.
+pub struct Loader<'a> {
+    /// The configuration.
+    pub config: &'a Config,
+    /// The tensors.
+    pub catalog: &'a Arc<Catalog>,
+    /// Positions that rotation tables are needed for, at most.
+    pub max_ctx: usize,
+    progress: &'a mut dyn FnMut(u64, u64),
+    done_bytes: u64,
+    dense_bytes: u64,
+}
+
+/// The part of a model that families assemble themselves.
+pub struct Assembled {
+    /// Blocks in order.
+    pub layers: Vec<Layer>,
+    /// Routed experts, `[sparse layers][experts]`.
+    pub experts: Vec<ExpertSource>,
+    /// Layer number of each sparse layer.
+    pub sparse_layers: Vec<usize>,
+    /// Experts of one sparse layer.
+    pub n_experts: usize,
+    /// Experts a row takes.
+    pub top_k: usize,
+}
+
+impl<'a> Loader<'a> {
+    /// A loader that reports bytes done and bytes in all.
+    pub fn new(
+        config: &'a Config,
+        catalog: &'a Arc<Catalog>,
+        max_ctx: usize,
+        progress: &'a mut dyn FnMut(u64, u64),
+    ) -> Self {
+        let dense_bytes = super::dense_bytes(catalog);
+        Self { config, catalog, max_ctx, progress, done_bytes: 0, dense_bytes }
+    }
+
+    /// The matrix `name` (without `.weight`).
+    pub fn matrix(&mut self, name: &str, n_out: usize, n_in: usize) -> Result<Matrix> {
+        let source = MatrixSource::find(self.catalog, name, n_out, n_in)?;
+        let matrix = source.load(self.catalog)?;
+        self.done_bytes += source.disk_bytes() as u64;
+        (self.progress)(self.done_bytes.min(self.dense_bytes), self.dense_bytes);
+        Ok(matrix)
+    }
+
+    /// The matrix `name` widened to f32, for parts that the numeric contract keeps in f32.
+    pub fn matrix_f32(&mut self, name: &str, n_out: usize, n_in: usize) -> Result<Matrix> {
+        let values = self.catalog.read_f32(&format!("{name}.weight"), &[n_out, n_in])?;
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        Ok(Matrix::from_plain(Dtype::F32, &bytes, n_out, n_in))
+    }
+
+    /// The vector `name`, widened to f32.
+    pub fn vector(&mut self, name: &str, n: usize) -> Result<Vec<f32>> {
+        self.catalog.read_f32(name, &[n])
+    }
+
+    /// The linear map `name`, with `name.bias` if `bias`.
+    pub fn linear(&mut self, name: &str, n_out: usize, n_in: usize, bias: bool) -> Result<Linear> {
+        Ok(Linear {
+            weight: self.matrix(name, n_out, n_in)?,
+            bias: if bias { Some(self.vector(&format!("{name}.bias"), n_out)?) } else { None },
+        })
+    }
+
+    /// `gate_proj`, `up_proj` and `down_proj` under `prefix`.
+    pub fn swiglu(&mut self, prefix: &str, width: usize, hidden: usize) -> Result<SwiGlu> {
+        Ok(SwiGlu {
+            gate: self.matrix(&format!("{prefix}.gate_proj"), width, hidden)?,
+            up: self.matrix(&format!("{prefix}.up_proj"), width, hidden)?,
+            down: self.matrix(&format!("{prefix}.down_proj"), hidden, width)?,
+        })
+    }
+
+    /// Where the experts `prefix.0` to `prefix.{n - 1}` of one layer lie.
+    ///
+    /// # Errors
+    /// One that lists every expert with a missing part.
+    pub fn experts(
+        &self,
+        prefix: &str,
+        n: usize,
+        width: usize,
+        hidden: usize,
+    ) -> Result<Vec<ExpertSource>> {
+        let has = |e: usize, part: &str| {
+            let name = format!("{prefix}.{e}.{part}_proj.weight");
+            self.catalog.get(&name).is_some()
+                || self.catalog.get(&format!("{name}_packed")).is_some()
+        };
+        let gaps: Vec<String> = (0..n)
+            .filter(|&e| !["gate", "up", "down"].iter().all(|part| has(e, part)))
+            .map(|e| e.to_string())
+            .collect();
+        if !gaps.is_empty() {
+            return Err(Error::bad_file(
+                self.catalog.dir(),
+                format!("{prefix}: experts {} are missing or incomplete", gaps.join(", ")),
+            ));
+        }
+        (0..n)
+            .map(|e| {
+                let find = |part: &str, n_out, n_in| {
+                    MatrixSource::find(
+                        self.catalog,
+                        &format!("{prefix}.{e}.{part}_proj"),
+                        n_out,
+                        n_in,
+                    )
+                };
+                Ok(ExpertSource {
+                    gate: find("gate", width, hidden)?,
+                    up: find("up", width, hidden)?,
+                    down: find("down", hidden, width)?,
+                })
+            })
+            .collect()
+    }
+
+    /// Adds what all families have: embedding, final norm, head and limits.
+    pub fn finish(&mut self, parts: Assembled) -> Result<Model> {
+        let config = self.config;
+        let hidden = config.count("hidden_size", MAX_DIM)?;
+        let vocab = config.count("vocab_size", MAX_DIM * 16)?;
+        let embed = self.matrix("model.embed_tokens", vocab, hidden)?;
+        let head = if config.flag_or("tie_word_embeddings", false)? {
+            None
+        } else {
+            Some(self.matrix("lm_head", vocab, hidden)?)
+        };
+        let eos_ids = config.eos_ids()?;
+        if let Some(id) = eos_ids.iter().find(|&&id| id as usize >= vocab) {
+            return Err(
+                config.refuse(format!("eos_token_id {id} is outside the vocabulary of {vocab}"))
+            );
+        }
+        Ok(Model {
+            decoder: Decoder {
+                embed,
+                layers: parts.layers,
+                norm: self.vector("model.norm.weight", hidden)?,
+                head,
+                eps: config.number_or("rms_norm_eps", None)? as f32,
+            },
+            experts: parts.experts,
+            n_experts: parts.n_experts,
+            top_k: parts.top_k,
+            sparse_layers: parts.sparse_layers,
+            max_positions: config.count("max_position_embeddings", 1 << 30)?,
+            eos_ids,
+            catalog: Arc::clone(self.catalog),
+        })
+    }
+}
+
+/// Whether a tensor belongs to a routed expert, which is not read at loading.
+pub fn is_routed_expert(name: &str) -> bool {
+    name.contains(".experts.")
+}

@@ -1,0 +1,24 @@
+//! The `colibri._core` extension module: registration only.
+
+mod engine;
+mod error;
+mod model;
+mod tokenizer;
+mod wire;
+
+use pyo3::prelude::*;
+
+/// The compiled part of the `colibri` package.
+#[pymodule]
+fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    error::register(module)?;
+    module.add_class::<tokenizer::Tokenizer>()?;
+    module.add_class::<wire::RecordReader>()?;
+    module.add_function(wrap_pyfunction!(wire::format_submit, module)?)?;
+    module.add_function(wrap_pyfunction!(engine::engine_main, module)?)?;
+    module.add_function(wrap_pyfunction!(engine::describe, module)?)?;
+    module.add_class::<model::Model>()?;
+    module.add_class::<model::Token>()?;
+    Ok(())
+}

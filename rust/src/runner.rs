@@ -1,0 +1,183 @@
+//! A loaded model with its memory: what one forward pass needs, and nothing about requests.
+//!
+//! Owns: dense weights, expert store, KV slots, threads, budgets. Does not own: text, sampling,
+//! scheduling (`engine`).
+
+use std::path::Path;
+
+use crate::cpu::{self, Isa, Memory};
+use crate::error::{Error, Result};
+use crate::experts::ExpertStore;
+use crate::kernels::Kernels;
+use crate::kv::KvSlot;
+use crate::model::{Logits, Model, Row, Step, Trace};
+use crate::store::Catalog;
+use crate::telemetry::Phases;
+use crate::threads::Team;
+
+/// Share of the available memory that is planned with when no budget is given.
+const AUTO_SHARE: f64 = 0.9;
+
+/// What a runner is started with.
+#[derive(Clone, Debug)]
+pub struct RunnerOptions {
+    /// Most positions of a sequence; lowered to what the model was made for.
+    pub ctx: usize,
+    /// KV slots.
+    pub slots: usize,
+    /// Budget for the whole process in bytes; none takes what is available.
+    pub ram_bytes: Option<u64>,
+    /// Worker threads; none takes what the system grants.
+    pub threads: Option<usize>,
+    /// Instruction set; none takes the best.
+    pub isa: Option<Isa>,
+}
+
+impl Default for RunnerOptions {
+    fn default() -> Self {
+        Self { ctx: 4096, slots: 1, ram_bytes: None, threads: None, isa: None }
+    }
+}
+
+/// A model ready to run.
+pub struct Runner {
+    /// The dense part.
+    pub model: Model,
+    /// Routed experts.
+    pub experts: ExpertStore,
+    /// KV slots.
+    pub slots: Vec<KvSlot>,
+    /// Time spent so far.
+    pub phases: Phases,
+    /// Most positions of a sequence.
+    pub ctx: usize,
+    /// What the engine decided by itself, one line each.
+    pub notices: Vec<String>,
+    kernels: Kernels,
+    team: Team,
+}
+
+impl Runner {
+    /// Loads the model folder `dir`; `progress` gets bytes done and in all.
+    ///
+    /// # Errors
+    /// Those of [`Model::load`], and [`Error::DoesNotFit`] if the budget is too small.
+    pub fn load(
+        dir: &Path,
+        options: &RunnerOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self> {
+        let before = cpu::resident_bytes();
+        if let Some(budget) = options.ram_bytes {
+            refuse_hopeless_budget(dir, budget)?;
+        }
+        let model = Model::load(dir, options.ctx, progress)?;
+        let mut notices = Vec::new();
+        let ctx = options.ctx.min(model.max_positions);
+        if ctx < options.ctx {
+            notices.push(format!(
+                "context lowered from {} to {ctx} tokens, the most this model was made for",
+                options.ctx
+            ));
+        }
+        let layouts = model.kv_layouts();
+        let per_position: usize = layouts.iter().map(|layout| layout.bytes_per_position()).sum();
+        let kv_bytes =
+            (per_position * ctx.next_multiple_of(crate::kernels::KV_BLOCK) * options.slots) as u64;
+        let resident = cpu::resident_bytes().max(before);
+        let budget = match options.ram_bytes {
+            Some(budget) => budget.saturating_sub(resident + kv_bytes),
+            None => {
+                let available = Memory::read().available_bytes as f64 * AUTO_SHARE;
+                (available as u64).saturating_sub(kv_bytes)
+            }
+        };
+        let experts = ExpertStore::new(
+            model.catalog.clone(),
+            model.experts.clone(),
+            model.n_experts,
+            model.top_k,
+            budget,
+        )
+        .map_err(|e| with_reserves(e, options.ram_bytes, resident, kv_bytes))?;
+        if experts.total_bytes() > budget {
+            notices.push(format!(
+                "{:.2} of {:.2} GB of routed experts fit in memory; the others are read when needed",
+                budget as f64 / 1e9,
+                experts.total_bytes() as f64 / 1e9
+            ));
+        }
+        let kernels = Kernels::new(options.isa.unwrap_or_else(Isa::detect));
+        let team = Team::new(options.threads.unwrap_or_else(cpu::n_threads));
+        let slots = (0..options.slots).map(|_| KvSlot::new(&layouts)).collect();
+        Ok(Self { model, experts, slots, phases: Phases::default(), ctx, notices, kernels, team })
+    }
+
+    /// Runs `rows` and returns logits `[wanted rows][vocab]`; the tokens are committed to their
+    /// slots only if all went well.
+    ///
+    /// # Errors
+    /// Those of [`crate::model::Decoder::forward`]; slots are unchanged then.
+    pub fn forward(
+        &mut self,
+        rows: &[Row],
+        wanted: Logits,
+        trace: Option<&mut Trace>,
+        interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<Vec<f32>> {
+        let mut step = Step {
+            kernels: &self.kernels,
+            team: &self.team,
+            rows,
+            slots: &mut self.slots,
+            experts: &mut self.experts,
+            phases: &mut self.phases,
+            trace,
+            interrupted,
+        };
+        let logits = self.model.decoder.forward(&mut step, wanted)?;
+        for row in rows {
+            self.slots[row.slot].commit(&[row.token]);
+        }
+        Ok(logits)
+    }
+
+    /// Instruction set level in use.
+    pub fn isa(&self) -> Isa {
+        self.kernels.isa()
+    }
+
+    /// Worker threads in use.
+    pub fn n_threads(&self) -> usize {
+        self.team.n_threads()
+    }
+}
+
+/// Refuses, from headers alone, a budget that the dense weights by themselves exceed.
+fn refuse_hopeless_budget(dir: &Path, budget: u64) -> Result<()> {
+    let dense = crate::model::dense_bytes(&Catalog::open(dir)?);
+    if dense > budget {
+        return Err(Error::DoesNotFit {
+            what: "cannot place the dense weights".into(),
+            need_bytes: dense,
+            have_bytes: budget,
+            hint: "raise --ram, or leave it out to use what is available".into(),
+        });
+    }
+    Ok(())
+}
+
+/// Turns the expert store's shortage into one about the whole budget, where there is one.
+fn with_reserves(error: Error, ram: Option<u64>, resident: u64, kv: u64) -> Error {
+    match (error, ram) {
+        (Error::DoesNotFit { what, need_bytes, hint, .. }, Some(ram)) => Error::DoesNotFit {
+            what: format!(
+                "{what} beside {resident} bytes in use after loading and {kv} bytes of KV slots"
+            ),
+            need_bytes: need_bytes + resident + kv,
+            have_bytes: ram,
+            hint,
+        },
+        (error, _) => error,
+    }
+}

@@ -1,0 +1,144 @@
+//! From logits to a token: temperature, nucleus, a generator indexed by position.
+//!
+//! The draw depends on the request's seed and the token's position alone, never on what else runs.
+
+use crate::kernels::{math, top_k};
+
+/// How a request's tokens are drawn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// 0 takes the most likely token.
+    pub temperature: f32,
+    /// Probability mass drawn from, in (0, 1].
+    pub top_p: f32,
+    /// Key of the generator.
+    pub seed: u64,
+}
+
+/// Draws the token of `position` from finite `logits` `[vocab]`.
+///
+/// # Panics
+/// If `logits` is empty.
+pub fn sample(logits: &[f32], sampling: Sampling, position: usize) -> u32 {
+    if sampling.temperature <= 0.0 {
+        return top_k(logits, 1)[0] as u32;
+    }
+    let max = logits.iter().fold(f32::NEG_INFINITY, |a, &v| if v > a { v } else { a });
+    let weights: Vec<f32> =
+        logits.iter().map(|&v| math::exp((v - max) / sampling.temperature)).collect();
+    let mut order: Vec<usize> = (0..weights.len()).collect();
+    order.sort_unstable_by(|&a, &b| weights[b].total_cmp(&weights[a]).then(a.cmp(&b)));
+    let total: f64 = order.iter().map(|&i| f64::from(weights[i])).sum();
+    let wanted = total * f64::from(sampling.top_p);
+    let mut mass = 0.0;
+    let mut kept = 0;
+    while kept < order.len() && (kept == 0 || mass < wanted) {
+        mass += f64::from(weights[order[kept]]);
+        kept += 1;
+    }
+    let mut left = uniform(sampling.seed, position) * mass;
+    for &i in &order[..kept] {
+        left -= f64::from(weights[i]);
+        if left < 0.0 {
+            return i as u32;
+        }
+    }
+    // Only rounding gets here: the draw is below the mass, which is this very sum.
+    order[kept - 1] as u32
+}
+
+/// Natural logarithms of the softmax of `logits` at temperature 1, for the tokens `ids`.
+pub fn logprobs(logits: &[f32], ids: impl Iterator<Item = u32>) -> Vec<f32> {
+    let max = logits.iter().fold(f32::NEG_INFINITY, |a, &v| if v > a { v } else { a });
+    let sum: f64 = logits.iter().map(|&v| libm::exp(f64::from(v) - f64::from(max))).sum();
+    let normaliser = f64::from(max) + libm::log(sum);
+    ids.map(|id| (f64::from(logits[id as usize]) - normaliser) as f32).collect()
+}
+
+/// The uniform number in [0, 1) of this seed and position, a multiple of 2^-53.
+fn uniform(seed: u64, position: usize) -> f64 {
+    let position = position as u64;
+    let key = [seed as u32, (seed >> 32) as u32];
+    let word = philox([position as u32, (position >> 32) as u32, 0, 0], key);
+    let bits = (u64::from(word[0]) << 32 | u64::from(word[1])) >> 11;
+    bits as f64 / (1u64 << 53) as f64
+}
+
+/// Philox-4x32 with ten rounds (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011).
+fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+    for _ in 0..10 {
+        let a = u64::from(counter[0]) * 0xD251_1F53;
+        let b = u64::from(counter[2]) * 0xCD9E_8D57;
+        counter = [
+            (b >> 32) as u32 ^ counter[1] ^ key[0],
+            b as u32,
+            (a >> 32) as u32 ^ counter[3] ^ key[1],
+            a as u32,
+        ];
+        key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
+    }
+    counter
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_generator_gives_the_published_vectors() {
+        assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+        assert_eq!(philox([!0; 4], [!0; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
+        assert_eq!(
+            philox(
+                [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344],
+                [0xa409_3822, 0x299f_31d0]
+            ),
+            [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]
+        );
+    }
+
+    fn draws(logits: &[f32], temperature: f32, top_p: f32, n: usize) -> Vec<usize> {
+        let mut counts = vec![0; logits.len()];
+        for position in 0..n {
+            counts[sample(logits, Sampling { temperature, top_p, seed: 7 }, position) as usize] +=
+                1;
+        }
+        counts
+    }
+
+    #[test]
+    fn frequencies_follow_the_softmax() {
+        let logits = [2.0f32, 1.0, 0.0, -1.0];
+        let n = 40_000;
+        let counts = draws(&logits, 1.0, 1.0, n);
+        let total: f64 = logits.iter().map(|&v| f64::from(v).exp()).sum();
+        for (count, logit) in counts.iter().zip(logits) {
+            let expected = f64::from(logit).exp() / total;
+            let found = *count as f64 / n as f64;
+            // Four standard deviations.
+            let spread = 4.0 * (expected * (1.0 - expected) / n as f64).sqrt();
+            assert!((found - expected).abs() < spread, "{found} instead of {expected}");
+        }
+    }
+
+    #[test]
+    fn the_nucleus_is_the_smallest_set_with_the_mass() {
+        let logits: Vec<f32> = [0.5f32, 0.3, 0.15, 0.05].iter().map(|p| p.ln()).collect();
+        let counts = draws(&logits, 1.0, 0.75, 2000);
+        assert!(counts[0] > 0 && counts[1] > 0 && counts[2] == 0 && counts[3] == 0, "{counts:?}");
+        assert_eq!(draws(&logits, 1.0, 1e-6, 100), [100, 0, 0, 0]);
+    }
+
+    #[test]
+    fn greedy_takes_the_lower_of_equals() {
+        let greedy = Sampling { temperature: 0.0, top_p: 1.0, seed: 0 };
+        assert_eq!(sample(&[1.0, 3.0, 3.0], greedy, 0), 1);
+    }
+
+    #[test]
+    fn logprobs_sum_to_one() {
+        let logits = [3.0f32, -1.0, 0.5];
+        let sum: f64 = logprobs(&logits, 0..3).iter().map(|&l| f64::from(l).exp()).sum();
+        assert!((sum - 1.0).abs() < 1e-6);
+    }
+}

@@ -1,0 +1,356 @@
+//! What a model folder's safetensors files hold and where; positional reads of it.
+//!
+//! Owns: shards, the catalogue of tensors, the checks that a header deserves as bytes from a
+//! stranger. Does not own: what a tensor means (`model`), when an expert is read (`experts`).
+
+mod source;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+pub use source::MatrixSource;
+
+/// Largest safetensors header accepted; the format's own library stops at the same size.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
+/// Largest JSON file read from a model folder.
+const MAX_JSON_BYTES: u64 = 256 << 20;
+
+/// Where one tensor lies.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    /// Index into the catalogue's shards.
+    pub shard: usize,
+    /// Storage type by its name in the file.
+    pub dtype: safetensors::Dtype,
+    /// Dimensions, outermost first.
+    pub shape: Vec<usize>,
+    /// First byte in the file.
+    pub offset: u64,
+    /// Bytes.
+    pub bytes: usize,
+}
+
+struct Shard {
+    path: PathBuf,
+    file: File,
+}
+
+/// Every tensor of a model folder.
+pub struct Catalog {
+    dir: PathBuf,
+    shards: Vec<Shard>,
+    tensors: BTreeMap<String, Tensor>,
+}
+
+impl Catalog {
+    /// Reads the headers of all shards of `dir`: those its index names, else every
+    /// `*.safetensors`.
+    ///
+    /// # Errors
+    /// A missing or truncated shard, a malformed header, a tensor that two shards hold or that the
+    /// index promises and no shard has.
+    pub fn open(dir: &Path) -> Result<Self> {
+        let index_path = dir.join("model.safetensors.index.json");
+        let index = if index_path.exists() { Some(read_index(&index_path)?) } else { None };
+        let names = match &index {
+            Some(index) => index.values().cloned().collect::<std::collections::BTreeSet<_>>(),
+            None => list_shards(dir)?,
+        };
+        let mut catalog =
+            Self { dir: dir.to_owned(), shards: Vec::new(), tensors: BTreeMap::new() };
+        let missing: Vec<&str> =
+            names.iter().filter(|name| !dir.join(name).is_file()).map(String::as_str).collect();
+        if let Some(first) = missing.first() {
+            return Err(Error::FileMissing {
+                path: dir.join(first),
+                hint: format!(
+                    "{} of {} shards are missing; download the model again",
+                    missing.len(),
+                    names.len()
+                ),
+            });
+        }
+        for name in &names {
+            catalog.add_shard(&dir.join(name))?;
+        }
+        if let Some(index) = &index
+            && let Some((tensor, shard)) =
+                index.iter().find(|(name, _)| !catalog.tensors.contains_key(*name))
+        {
+            return Err(Error::bad_file(
+                dir.join(shard),
+                format!("lacks tensor {tensor}, which the index places here"),
+            ));
+        }
+        Ok(catalog)
+    }
+
+    fn add_shard(&mut self, path: &Path) -> Result<()> {
+        let file = File::open(path).map_err(|e| Error::io(path, e))?;
+        let file_bytes = file.metadata().map_err(|e| Error::io(path, e))?.len();
+        let mut prefix = [0u8; 8];
+        if file_bytes < 8 {
+            return Err(Error::bad_file(path, "shorter than a safetensors header"));
+        }
+        file.read_exact_at(&mut prefix, 0).map_err(|e| Error::io(path, e))?;
+        let header_bytes = u64::from_le_bytes(prefix);
+        if header_bytes > MAX_HEADER_BYTES || header_bytes + 8 > file_bytes {
+            return Err(Error::bad_file(
+                path,
+                format!(
+                    "truncated or not a safetensors file: the header claims {header_bytes} bytes, \
+                     the file has {file_bytes}"
+                ),
+            ));
+        }
+        let mut header = vec![0u8; header_bytes as usize];
+        file.read_exact_at(&mut header, 8).map_err(|e| Error::io(path, e))?;
+        // Deserialising checks that tensors neither overlap nor leave gaps and that each is as
+        // long as its shape says.
+        let metadata: safetensors::tensor::Metadata = serde_json::from_slice(&header)
+            .map_err(|e| Error::bad_file(path, format!("invalid header: {e}")))?;
+        let data_start = 8 + header_bytes;
+        let expected = data_start + metadata.data_len() as u64;
+        if expected != file_bytes {
+            let state =
+                if file_bytes < expected { "truncated" } else { "longer than its header says" };
+            return Err(Error::bad_file(
+                path,
+                format!("{state}: {expected} bytes expected, {file_bytes} found"),
+            ));
+        }
+        let shard = self.shards.len();
+        for (name, info) in metadata.tensors() {
+            let (begin, end) = info.data_offsets;
+            let tensor = Tensor {
+                shard,
+                dtype: info.dtype,
+                shape: info.shape.clone(),
+                offset: data_start + begin as u64,
+                bytes: end - begin,
+            };
+            if self.tensors.contains_key(&name) {
+                return Err(Error::bad_file(path, format!("tensor {name} is in two shards")));
+            }
+            self.tensors.insert(name, tensor);
+        }
+        self.shards.push(Shard { path: path.to_owned(), file });
+        Ok(())
+    }
+
+    /// The model folder.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Number of files.
+    pub fn n_shards(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// All tensors by name.
+    pub fn tensors(&self) -> &BTreeMap<String, Tensor> {
+        &self.tensors
+    }
+
+    /// The tensor called `name`.
+    pub fn get(&self, name: &str) -> Option<&Tensor> {
+        self.tensors.get(name)
+    }
+
+    /// The tensor called `name`.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] naming the tensor where there is none.
+    pub fn require(&self, name: &str) -> Result<&Tensor> {
+        self.get(name)
+            .ok_or_else(|| Error::bad_file(&self.dir, format!("tensor {name} is missing")))
+    }
+
+    /// The file that holds `tensor`.
+    pub fn path_of(&self, tensor: &Tensor) -> &Path {
+        &self.shards[tensor.shard].path
+    }
+
+    /// Reads all bytes of `tensor`.
+    pub fn read(&self, tensor: &Tensor) -> Result<Vec<u8>> {
+        let shard = &self.shards[tensor.shard];
+        let mut bytes = vec![0u8; tensor.bytes];
+        shard
+            .file
+            .read_exact_at(&mut bytes, tensor.offset)
+            .map_err(|e| Error::io(&shard.path, e))?;
+        Ok(bytes)
+    }
+
+    /// Reads a float tensor of exactly `shape`, widened to f32.
+    pub fn read_f32(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        let tensor = self.require(name)?;
+        if tensor.shape != shape {
+            return Err(self.wrong_shape(name, tensor, shape));
+        }
+        let dtype = self.float_dtype(name, tensor)?;
+        Ok(crate::dtype::widen(dtype, &self.read(tensor)?))
+    }
+
+    fn float_dtype(&self, name: &str, tensor: &Tensor) -> Result<crate::dtype::Dtype> {
+        match tensor.dtype {
+            safetensors::Dtype::F32 => Ok(crate::dtype::Dtype::F32),
+            safetensors::Dtype::F16 => Ok(crate::dtype::Dtype::F16),
+            safetensors::Dtype::BF16 => Ok(crate::dtype::Dtype::Bf16),
+            other => Err(Error::bad_file(
+                self.path_of(tensor),
+                format!("tensor {name} is stored as {other:?}; f32, f16 or bf16 is expected"),
+            )),
+        }
+    }
+
+    fn wrong_shape(&self, name: &str, tensor: &Tensor, expected: &[usize]) -> Error {
+        Error::bad_file(
+            self.path_of(tensor),
+            format!(
+                "tensor {name} has shape {:?}, the configuration says {expected:?}",
+                tensor.shape
+            ),
+        )
+    }
+}
+
+/// `tensor name -> file name` of an index, file names checked to be plain names.
+fn read_index(path: &Path) -> Result<BTreeMap<String, String>> {
+    let json = read_json(path)?;
+    let map = json
+        .get("weight_map")
+        .and_then(Value::as_object)
+        .ok_or_else(|| Error::bad_file(path, "has no weight_map"))?;
+    map.iter()
+        .map(|(name, file)| match file.as_str() {
+            Some(file) if is_plain_name(file) => Ok((name.clone(), file.to_owned())),
+            _ => Err(Error::bad_file(
+                path,
+                format!("tensor {name} is placed in {file}, which is not a plain file name"),
+            )),
+        })
+        .collect()
+}
+
+fn is_plain_name(name: &str) -> bool {
+    !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0'])
+}
+
+fn list_shards(dir: &Path) -> Result<std::collections::BTreeSet<String>> {
+    let entries = std::fs::read_dir(dir).map_err(|e| Error::io(dir, e))?;
+    let mut names = std::collections::BTreeSet::new();
+    for entry in entries {
+        let name = entry.map_err(|e| Error::io(dir, e))?.file_name();
+        if let Some(name) = name.to_str().filter(|name| name.ends_with(".safetensors")) {
+            names.insert(name.to_owned());
+        }
+    }
+    if names.is_empty() {
+        return Err(Error::FileMissing {
+            path: dir.join("model.safetensors"),
+            hint: "a model folder holds config.json, tokenizer.json and *.safetensors files".into(),
+        });
+    }
+    Ok(names)
+}
+
+/// Reads and parses a JSON file of a model folder.
+///
+/// # Errors
+/// [`Error::FileMissing`], or [`Error::BadFile`] for one that is oversized or not JSON.
+pub fn read_json(path: &Path) -> Result<Value> {
+    let length = match std::fs::metadata(path) {
+        Ok(metadata) => metadata.len(),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            return Err(Error::FileMissing {
+                path: path.to_owned(),
+                hint: "a model folder holds config.json, tokenizer.json and *.safetensors files"
+                    .into(),
+            });
+        }
+        Err(e) => return Err(Error::io(path, e)),
+    };
+    if length > MAX_JSON_BYTES {
+        return Err(Error::bad_file(path, format!("{length} bytes are too many for a JSON file")));
+    }
+    let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+    serde_json::from_slice(&bytes)
+        .map_err(|e| Error::bad_file(path, format!("not valid JSON: {e}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use safetensors::tensor::{TensorView, serialize_to_file};
+
+    fn write(path: &Path, tensors: &[(&str, &[f32])]) {
+        let bytes: Vec<Vec<u8>> =
+            tensors.iter().map(|(_, v)| v.iter().flat_map(|x| x.to_le_bytes()).collect()).collect();
+        let views = tensors.iter().zip(&bytes).map(|((name, v), b)| {
+            (*name, TensorView::new(safetensors::Dtype::F32, vec![v.len()], b).expect("a view"))
+        });
+        serialize_to_file(views, None, path).expect("a file is written");
+    }
+
+    #[test]
+    fn shards_without_index_are_all_read() {
+        let dir = tempfile::tempdir().expect("a folder");
+        write(&dir.path().join("a.safetensors"), &[("x", &[1.0, 2.0])]);
+        write(&dir.path().join("b.safetensors"), &[("y", &[3.0])]);
+        let catalog = Catalog::open(dir.path()).expect("a catalogue");
+        assert_eq!(catalog.read_f32("x", &[2]).expect("x"), [1.0, 2.0]);
+        assert_eq!(catalog.read_f32("y", &[1]).expect("y"), [3.0]);
+        let error = catalog.read_f32("x", &[3]).expect_err("another shape").to_string();
+        assert!(error.contains("[2]") && error.contains("[3]"), "{error}");
+    }
+
+    #[test]
+    fn a_file_cut_at_any_byte_is_refused_as_truncated() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("model.safetensors");
+        write(&path, &[("x", &[1.0, 2.0, 3.0])]);
+        let whole = std::fs::read(&path).expect("bytes");
+        for n in 0..whole.len() {
+            std::fs::write(&path, &whole[..n]).expect("a shorter file");
+            assert!(Catalog::open(dir.path()).is_err(), "{n} of {} bytes", whole.len());
+        }
+    }
+
+    #[test]
+    fn an_index_cannot_point_outside_the_folder() {
+        let dir = tempfile::tempdir().expect("a folder");
+        for file in ["../x.safetensors", "/etc/passwd", "a\\b", "", ".hidden"] {
+            let json = serde_json::json!({"weight_map": {"x": file}});
+            std::fs::write(dir.path().join("model.safetensors.index.json"), json.to_string())
+                .expect("an index");
+            let error = Catalog::open(dir.path()).err().expect("refused").to_string();
+            assert!(error.contains("not a plain file name"), "{file}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_tensor_in_two_shards_is_refused() {
+        let dir = tempfile::tempdir().expect("a folder");
+        write(&dir.path().join("a.safetensors"), &[("x", &[1.0])]);
+        write(&dir.path().join("b.safetensors"), &[("x", &[1.0])]);
+        let error = Catalog::open(dir.path()).err().expect("refused").to_string();
+        assert!(error.contains("two shards"), "{error}");
+    }
+
+    #[test]
+    fn missing_shards_are_counted() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let json = serde_json::json!({"weight_map": {"x": "1.safetensors", "y": "2.safetensors"}});
+        std::fs::write(dir.path().join("model.safetensors.index.json"), json.to_string())
+            .expect("an index");
+        let error = Catalog::open(dir.path()).err().expect("refused");
+        assert!(error.hint().is_some_and(|hint| hint.starts_with("2 of 2 shards")), "{error:?}");
+    }
+}

@@ -1,0 +1,180 @@
+//! Against fixtures made with the Python package `tokenizers`.
+
+use super::*;
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+fn data(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(path)
+}
+
+fn json_at(path: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(data(path)).unwrap()).unwrap()
+}
+
+/// Each tokenizer with its cases.
+fn fixtures() -> Vec<(Tokenizer, Value)> {
+    let mut fixtures = vec![(
+        Tokenizer::load(data("tokenizers/mixtral/tokenizer.json")).unwrap(),
+        json_at("tokenizers/mixtral/tokenizer_cases.json"),
+    )];
+    for name in ["glm4_moe", "glm4_moe_lite"] {
+        let cases = json_at(&format!("oracle/{name}/reference.json"))["tokenizer_cases"].take();
+        fixtures.push((glm(name), cases));
+    }
+    fixtures
+}
+
+fn glm(name: &str) -> Tokenizer {
+    Tokenizer::load(data(&format!("oracle/{name}/tokenizer.json"))).unwrap()
+}
+
+#[test]
+fn encodes_and_decodes_as_the_reference_does() {
+    for (tokenizer, cases) in fixtures() {
+        let cases = cases.as_array().unwrap();
+        assert!(cases.len() > 10);
+        for case in cases {
+            let text = case["text"].as_str().unwrap();
+            let ids: Vec<u32> = serde_json::from_value(case["ids"].clone()).unwrap();
+            assert_eq!(tokenizer.encode(text, true).unwrap(), ids, "{text:?}");
+            assert_eq!(tokenizer.encode_bytes(text.as_bytes()).unwrap(), ids, "{text:?}");
+            assert_eq!(tokenizer.decode(&ids), case["decoded"].as_str().unwrap());
+        }
+    }
+}
+
+#[test]
+fn streamed_tokens_give_the_same_text() {
+    for (tokenizer, cases) in fixtures() {
+        for case in cases.as_array().unwrap() {
+            let ids: Vec<u32> = serde_json::from_value(case["ids"].clone()).unwrap();
+            let mut stream = Utf8Stream::new();
+            let mut text: Vec<u8> =
+                ids.iter().flat_map(|id| stream.push(tokenizer.token_bytes(*id))).collect();
+            text.extend(stream.flush());
+            let text = String::from_utf8(text).unwrap();
+            let decoded = case["decoded"].as_str().unwrap();
+            assert!(text == decoded || text.strip_prefix(' ') == Some(decoded), "{text:?}");
+        }
+    }
+}
+
+#[test]
+fn text_encoded_plainly_holds_no_added_token() {
+    for (tokenizer, _) in fixtures() {
+        let added: Vec<u32> = (0..tokenizer.vocab_size() as u32)
+            .filter(|id| tokenizer.token_bytes.is_added(*id))
+            .collect();
+        assert!(!added.is_empty());
+        for id in &added {
+            let literal = String::from_utf8(tokenizer.token_bytes(*id).to_vec()).unwrap();
+            let text = format!("a {literal}b");
+            assert!(tokenizer.encode(&text, true).unwrap().contains(id), "{literal}");
+            let plain = tokenizer.encode(&text, false).unwrap();
+            assert!(plain.iter().all(|id| !added.contains(id)), "{literal}: {plain:?}");
+            assert_eq!(tokenizer.decode(&plain), text);
+        }
+    }
+}
+
+#[test]
+fn invalid_bytes_are_encoded_as_replacement_characters() {
+    let tokenizer = glm("glm4_moe");
+    let ids = tokenizer.encode_bytes(b"a\xffb").unwrap();
+    assert_eq!(ids, tokenizer.encode("a\u{fffd}b", true).unwrap());
+}
+
+#[test]
+fn ids_without_token_have_no_bytes() {
+    let tokenizer = glm("glm4_moe");
+    let size = tokenizer.vocab_size() as u32;
+    assert!(!tokenizer.token_bytes(size - 1).is_empty());
+    assert_eq!(tokenizer.token_bytes(size), b"");
+    assert_eq!(tokenizer.token_bytes(u32::MAX), b"");
+    assert_eq!(tokenizer.token_id("<|endoftext|>"), Some(494));
+    assert_eq!(tokenizer.token_bytes(494), b"<|endoftext|>");
+    assert_eq!(tokenizer.token_id("no such token"), None);
+}
+
+#[test]
+fn long_runs_take_time_in_proportion() {
+    for (tokenizer, _) in fixtures() {
+        for text in [" ", "\n", "x", "1", "\u{1f426}", "a b", "'", "\t \n"] {
+            let text = text.repeat(100_000);
+            let start = Instant::now();
+            let ids = tokenizer.encode(&text, true).unwrap();
+            assert_eq!(tokenizer.decode(&ids), text);
+            assert!(start.elapsed() < Duration::from_secs(20), "{:?}", &text[..4]);
+        }
+    }
+}
+
+/// Loads the glm4_moe tokenizer after a change to its JSON.
+fn load_changed(change: impl FnOnce(&mut Value)) -> Result<Tokenizer> {
+    let mut file = json_at("oracle/glm4_moe/tokenizer.json");
+    change(&mut file);
+    load_bytes(&serde_json::to_vec(&file).unwrap())
+}
+
+fn load_bytes(bytes: &[u8]) -> Result<Tokenizer> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tokenizer.json");
+    std::fs::write(&path, bytes).unwrap();
+    Tokenizer::load(path)
+}
+
+#[test]
+fn hostile_files_are_refused() {
+    assert!(load_changed(|_| {}).is_ok());
+    let changes: [(&str, fn(&mut Value)); 12] = [
+        ("negative id", |file| file["model"]["vocab"]["!"] = json!(-1)),
+        ("huge id", |file| file["model"]["vocab"]["!"] = json!(1_u64 << 31)),
+        ("shared id", |file| file["model"]["vocab"]["!"] = json!(1)),
+        ("huge added id", |file| file["added_tokens"][0]["id"] = json!(1_u64 << 31)),
+        ("moved added id", |file| file["added_tokens"][0]["id"] = json!(700)),
+        ("added id of another token", |file| file["added_tokens"][0]["id"] = json!(5)),
+        ("merge of unknown tokens", |file| file["model"]["merges"][0] = json!(["nope", "none"])),
+        ("no model", |file| file["model"] = Value::Null),
+        ("unknown pre-tokenizer", |file| file["pre_tokenizer"]["type"] = json!("Mystery")),
+        ("broken pattern", |file| {
+            file["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!("(");
+        }),
+        ("dropout", |file| file["model"]["dropout"] = json!(0.1)),
+        ("word pieces", |file| {
+            file["decoder"] = json!({"type": "WordPiece", "prefix": "##", "cleanup": true})
+        }),
+    ];
+    for (name, change) in changes {
+        let error = load_changed(change).expect_err(name);
+        assert!(
+            matches!(error, Error::BadFile { .. } | Error::Unsupported { .. }),
+            "{name}: {error}"
+        );
+    }
+    for bytes in
+        [&b""[..], b"{", b"[]", b"null", b"{}", b"\xff", b"{\"model\":1,\"added_tokens\":[{}]}"]
+    {
+        assert!(matches!(load_bytes(bytes), Err(Error::BadFile { .. })));
+    }
+    assert!(matches!(Tokenizer::load("no/such/file"), Err(Error::FileMissing { .. })));
+}
+
+#[test]
+fn a_pattern_that_explodes_ends_with_an_error() {
+    let tokenizer = load_changed(|file| {
+        file["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!("(?=(a+)+$)(a+)+b");
+    });
+    // Refused at load or at the first text that would take for ever.
+    if let Ok(tokenizer) = tokenizer {
+        let start = Instant::now();
+        let _ = tokenizer.encode(&"a".repeat(40), true);
+        assert!(start.elapsed() < Duration::from_secs(10));
+    }
+}
+
+#[test]
+fn a_file_over_the_limit_is_refused() {
+    let error = load_bytes(&vec![b' '; MAX_FILE_BYTES as usize + 1]).unwrap_err();
+    assert!(error.to_string().contains("64 MiB"), "{error}");
+}

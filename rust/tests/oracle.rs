@@ -1,0 +1,136 @@
+//! Greedy continuations and bit-equality of the oracle models, on the crate's public interface.
+//!
+//! Logits, hidden states and routing are compared with the references by `tests/oracle`.
+
+use std::path::{Path, PathBuf};
+
+use colibri::cpu::Isa;
+use colibri::model::{Logits, Row};
+use colibri::runner::{Runner, RunnerOptions};
+use colibri::sample::{Sampling, sample};
+use serde_json::Value;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/oracle").join(name)
+}
+
+fn load(name: &str, options: &RunnerOptions) -> Runner {
+    Runner::load(&fixture(name), options, &mut |_, _| {}).expect("the fixture loads")
+}
+
+fn prompts(name: &str) -> Vec<(Vec<u32>, Vec<u32>)> {
+    let text = std::fs::read_to_string(fixture(name).join("reference.json")).expect("a reference");
+    let json: Value = serde_json::from_str(&text).expect("JSON");
+    let ids = |value: &Value| -> Vec<u32> {
+        value.as_array().expect("ids").iter().map(|id| id.as_u64().expect("an id") as u32).collect()
+    };
+    let prompts = json["prompts"].as_array().expect("prompts");
+    prompts.iter().map(|p| (ids(&p["ids"]), ids(&p["greedy"]))).collect()
+}
+
+fn rows(slot: usize, first: usize, tokens: &[u32]) -> Vec<Row> {
+    let row = |(i, &token)| Row { slot, position: first + i, token };
+    tokens.iter().enumerate().map(row).collect()
+}
+
+/// Prompt in chunks, then one token at a time; tokens and the logits they were drawn from.
+fn generate(runner: &mut Runner, prompt: &[u32], n: usize, chunk: usize) -> (Vec<u32>, Vec<f32>) {
+    let greedy = Sampling { temperature: 0.0, top_p: 1.0, seed: 0 };
+    runner.slots[0].truncate_to(0);
+    let mut logits = Vec::new();
+    for part in prompt.chunks(chunk) {
+        let rows = rows(0, runner.slots[0].tokens().len(), part);
+        logits = runner
+            .forward(&rows, Logits::Of(&[rows.len() - 1]), None, &mut || false)
+            .expect("prefill");
+    }
+    let mut all = logits.clone();
+    let mut tokens = vec![sample(&logits, greedy, 0)];
+    while tokens.len() < n {
+        let position = runner.slots[0].tokens().len();
+        let rows = rows(0, position, &tokens[tokens.len() - 1..]);
+        logits = runner.forward(&rows, Logits::All, None, &mut || false).expect("decode");
+        all.extend_from_slice(&logits);
+        tokens.push(sample(&logits, greedy, position));
+    }
+    (tokens, all)
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+#[test]
+fn greedy_continuations_equal_the_reference() {
+    for name in ["glm4_moe", "glm4_moe_lite"] {
+        let mut runner = load(name, &RunnerOptions::default());
+        for (prompt, expected) in prompts(name) {
+            let (tokens, _) = generate(&mut runner, &prompt, expected.len(), 64);
+            assert_eq!(tokens, expected, "{name}");
+        }
+    }
+}
+
+#[test]
+fn bits_depend_on_neither_chunks_nor_threads_nor_instruction_set() {
+    for name in ["glm4_moe", "glm4_moe_lite"] {
+        let (prompt, _) = prompts(name).swap_remove(1);
+        let (_, expected) = generate(&mut load(name, &RunnerOptions::default()), &prompt, 24, 64);
+        for isa in Isa::available() {
+            for (threads, chunk) in [(1, 1), (2, 7), (3, 64)] {
+                let options = RunnerOptions {
+                    threads: Some(threads),
+                    isa: Some(isa),
+                    ..RunnerOptions::default()
+                };
+                let (_, logits) = generate(&mut load(name, &options), &prompt, 24, chunk);
+                assert!(bits(&logits) == bits(&expected), "{name} {isa:?} {threads} {chunk}");
+            }
+        }
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_other_rows_of_the_batch() {
+    for name in ["glm4_moe", "glm4_moe_lite"] {
+        let options = RunnerOptions { slots: 3, ..RunnerOptions::default() };
+        let mut alone = load(name, &options);
+        let mut together = load(name, &options);
+        let prompts: Vec<Vec<u32>> = prompts(name).into_iter().map(|(prompt, _)| prompt).collect();
+        let mut batch = Vec::new();
+        let mut expected = Vec::new();
+        for (slot, prompt) in prompts.iter().enumerate() {
+            let part = rows(slot, 0, prompt);
+            expected.extend(
+                alone.forward(&part, Logits::All, None, &mut || false).expect("one sequence"),
+            );
+            batch.extend(part);
+        }
+        let logits = together.forward(&batch, Logits::All, None, &mut || false).expect("a batch");
+        assert!(bits(&logits) == bits(&expected), "{name}");
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_the_expert_budget() {
+    let name = "glm4_moe_lite";
+    let (prompt, _) = prompts(name).swap_remove(0);
+    let mut whole = load(name, &RunnerOptions::default());
+    let (_, expected) = generate(&mut whole, &prompt, 32, 64);
+    let mut tight = load(name, &RunnerOptions::default());
+    // Room for exactly the two experts of one token.
+    let largest = tight.model.experts.iter().map(|e| e.ram_bytes()).max().expect("experts");
+    tight.experts = colibri::experts::ExpertStore::new(
+        tight.model.catalog.clone(),
+        tight.model.experts.clone(),
+        tight.model.n_experts,
+        tight.model.top_k,
+        2 * largest,
+    )
+    .expect("the floor fits");
+    let (_, logits) = generate(&mut tight, &prompt, 32, 64);
+    assert!(bits(&logits) == bits(&expected));
+    assert!(tight.experts.bytes_read() > whole.experts.bytes_read(), "experts were read again");
+    let (selections, hits) = tight.experts.heat().totals();
+    assert!(hits < selections);
+}

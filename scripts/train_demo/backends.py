@@ -1,0 +1,149 @@
+"""Ways to ask a model: the network itself, colibri's engine, any OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+from data import SPECIAL, START
+from export import load_checkpoint, load_folder, stop_ids
+from model import DemoModel, generate
+from tokenizers import Tokenizer
+
+STOP = ["<|endoftext|>", "<|user|>", "<|observation|>"]
+
+
+class Prompt(NamedTuple):
+    """Earlier turns (question, answer), the question to answer, and the most tokens to say."""
+
+    history: list[tuple[str, str]]
+    question: str
+    max_tokens: int
+
+
+class Backend(Protocol):
+    """Something that answers prompts."""
+
+    def answer(
+        self, prompts: list[Prompt], temperature: float, top_p: float, seed: int
+    ) -> list[str]:
+        """The answers, in the order of the prompts."""
+
+
+def render(prompt: Prompt) -> str:
+    """The text the model sees, as its chat template writes it."""
+    turns = "".join(f"<|user|>\n{q}<|assistant|>\n{a}" for q, a in prompt.history)
+    return f"{START}{turns}<|user|>\n{prompt.question}<|assistant|>\n"
+
+
+class TorchBackend:
+    """The network in PyTorch; prompts of one length run together."""
+
+    def __init__(self, net: DemoModel, tokenizer: Tokenizer) -> None:
+        self.net, self.tokenizer = net, tokenizer
+        self.stop = stop_ids({token: tokenizer.token_to_id(token) for token in SPECIAL})
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> TorchBackend:
+        """An exported folder; its weights are dequantised."""
+        return cls(*load_folder(folder))
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: Path) -> TorchBackend:
+        """A training checkpoint with the tokenizer beside it."""
+        tokenizer = Tokenizer.from_file(str(checkpoint.parent / "tokenizer.json"))
+        return cls(load_checkpoint(checkpoint), tokenizer)
+
+    def answer(
+        self, prompts: list[Prompt], temperature: float, top_p: float, seed: int
+    ) -> list[str]:
+        """See `Backend`."""
+        generator = torch.Generator().manual_seed(seed)
+        encoded = [self.tokenizer.encode(render(prompt)).ids for prompt in prompts]
+        alike: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for number, prompt in enumerate(prompts):
+            alike[len(encoded[number]), prompt.max_tokens].append(number)
+        answers = [""] * len(prompts)
+        for (_, max_tokens), numbers in alike.items():
+            told = generate(
+                self.net,
+                [encoded[number] for number in numbers],
+                max_tokens,
+                temperature,
+                top_p,
+                self.stop,
+                generator,
+            )
+            for number, ids in zip(numbers, told, strict=True):
+                answers[number] = self.tokenizer.decode(ids).strip()
+        return answers
+
+
+class EngineBackend:
+    """colibri's engine inside this process."""
+
+    def __init__(self, folder: Path) -> None:
+        import colibri
+
+        self.model = colibri.Model(str(folder))
+
+    def answer(
+        self, prompts: list[Prompt], temperature: float, top_p: float, seed: int
+    ) -> list[str]:
+        """See `Backend`."""
+        answers = []
+        for number, prompt in enumerate(prompts):
+            tokens = self.model.generate(
+                render(prompt),
+                max_tokens=prompt.max_tokens,
+                temperature=temperature,
+                top_p=top_p,
+                seed=seed + number,
+                stop=STOP,
+            )
+            answers.append("".join(token.text for token in tokens).strip())
+        return answers
+
+
+class ServerBackend:
+    """An OpenAI-compatible server, by its /v1 address."""
+
+    def __init__(self, address: str, model: str, key: str | None = None) -> None:
+        self.address, self.model, self.key = address.rstrip("/"), model, key
+
+    def answer(
+        self, prompts: list[Prompt], temperature: float, top_p: float, seed: int
+    ) -> list[str]:
+        """See `Backend`."""
+        return [
+            self._ask(prompt, temperature, top_p, seed + number)
+            for number, prompt in enumerate(prompts)
+        ]
+
+    def _ask(self, prompt: Prompt, temperature: float, top_p: float, seed: int) -> str:
+        messages = []
+        for question, answer in prompt.history:
+            messages.append({"role": "user", "content": question})
+            messages.append({"role": "assistant", "content": answer})
+        messages.append({"role": "user", "content": prompt.question})
+        body = {
+            "model": self.model,
+            "messages": messages,
+            "max_tokens": prompt.max_tokens,
+            "temperature": temperature,
+            "top_p": top_p,
+            "seed": seed,
+        }
+        headers = {"Content-Type": "application/json"}
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        request = urllib.request.Request(
+            f"{self.address}/chat/completions", json.dumps(body).encode(), headers
+        )
+        with urllib.request.urlopen(request, timeout=300) as reply:
+            told = json.load(reply)
+        return (told["choices"][0]["message"]["content"] or "").strip()

@@ -1,0 +1,1 @@
+"""The parts of the story generator; `storygen.py` puts them together."""

@@ -1,0 +1,279 @@
+"""The commands as processes, over a scripted engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import FAKE_ENGINE, TEMPLATE, FakeEngineFiles
+
+Fake = Callable[..., FakeEngineFiles]
+
+
+def environment(files: FakeEngineFiles | None) -> dict[str, str]:
+    env = {**os.environ, "NO_COLOR": "1"}
+    env.pop("COLI_MODEL", None)
+    env.pop("COLIBRI_API_KEY", None)
+    if files is not None:
+        command = [sys.executable, "-S", str(FAKE_ENGINE), str(files.path)]
+        env["COLIBRI_ENGINE"] = shlex.join(command)
+    return env
+
+
+def colibri(
+    *args: str, files: FakeEngineFiles | None = None, stdin: str = ""
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-m", "colibri", *args],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env=environment(files),
+    )
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "fake"}')
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return str(folder)
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
+    assert done.returncode == code, done.stderr
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("error: ")
+    assert lines[1].startswith("hint: ")
+    assert len(lines) == 2
+    for word in words:
+        assert word in done.stderr
+
+
+def test_without_arguments_it_explains_itself() -> None:
+    done = colibri()
+    assert done.returncode == 0
+    for command in ("serve", "web", "chat", "run", "info"):
+        assert command in done.stdout
+
+
+def test_version() -> None:
+    done = colibri("--version")
+    assert done.stdout.startswith("colibri ")
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("bogus",),
+        ("serve", "--port", "99999"),
+        ("serve", "--slots", "17"),
+        ("serve", "--ram", "0"),
+        ("serve", "--ctx", "x"),
+        ("run",),
+        ("run", "x", "--temperature", "3"),
+        ("run", "x", "--top-p", "0"),
+        ("run", "x", "--raw", "--chat"),
+        ("chat", "--no-such-flag"),
+    ],
+)
+def test_arguments_that_cannot_be_used(args: tuple[str, ...]) -> None:
+    assert_refused(colibri(*args), 2, "--help")
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "info", "run"])
+def test_a_missing_model_folder(command: str, tmp_path: Path) -> None:
+    where = str(tmp_path / "absent")
+    args = ("run", "--model", where, "hi") if command == "run" else (command, where)
+    assert_refused(colibri(*args), 1, "no such model folder")
+
+
+def test_a_taken_port_is_told_before_anything_loads(fake: Fake, model: str) -> None:
+    files = fake()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = colibri("serve", model, "--port", port, files=files)
+    assert_refused(done, 1, port, "--port")
+    assert not Path(f"{files.path}.lives").exists()
+
+
+def test_the_network_needs_a_key(fake: Fake, model: str) -> None:
+    done = colibri("serve", model, "--host", "0.0.0.0", files=fake())
+    assert_refused(done, 1, "API key")
+
+
+def test_run_prints_the_continuation(fake: Fake, model: str) -> None:
+    files = fake(tokens=["hex:c3", "hex:bc", " there"])
+    done = colibri("run", "--model", model, "Once upon", "--temperature", "0", files=files)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ü there\n", "")
+    [line, end] = files.received
+    assert line.split()[3:7] == ["9", "64", "0", "0.9"]
+    assert end == "EOF"
+
+
+def test_run_takes_the_prompt_from_stdin_and_the_options(fake: Fake, model: str) -> None:
+    files = fake()
+    args = ["--seed", "5", "--max-tokens", "2", "--top-p", "0.5"]
+    done = colibri("run", "--model", model, "-", *args, files=files, stdin="a b")
+    assert done.stdout == "Hello there\n"
+    assert files.received[0].split()[3:] == ["3", "2", "0.7", "0.5", "seed=5"]
+
+
+def test_run_asks_by_the_chat_template(fake: Fake, model: str) -> None:
+    files = fake()
+    done = colibri("run", "--model", model, "--chat", "hi", files=files)
+    assert done.returncode == 0, done.stderr
+    assert files.received[0].split()[3] == str(len("<|user|>hi<|assistant|>"))
+
+
+def test_an_engine_that_does_not_start_is_reported_once(fake: Fake, model: str) -> None:
+    files = fake(
+        stderr=["reading", "error: not enough memory", "hint: lower --ctx"], exit_before_ready=1
+    )
+    done = colibri("run", "--model", model, "hi", files=files)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "reading",
+        "error: not enough memory",
+        "hint: lower --ctx",
+    ]
+
+
+def test_an_engine_that_dies_is_an_error(fake: Fake, model: str) -> None:
+    done = colibri("run", "--model", model, "hi", files=fake(kill_after=2))
+    assert done.returncode == 1
+    assert done.stdout.startswith("Hello there")
+    assert "killed by signal 9" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_chat_keeps_the_conversation(fake: Fake, model: str) -> None:
+    files = fake()
+    lines = "hi\n\n/nonsense\nmore\n/reset\nhi\n/quit\nnot read\n"
+    done = colibri("chat", model, "--system", "be brief", files=files, stdin=lines)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "Hello there, friend.\n" * 3
+    assert "unknown command /nonsense" in done.stderr
+    system, user, assistant = "<|system|>be brief", "<|user|>", "<|assistant|>"
+    first = f"{system}{user}hi{assistant}"
+    second = f"{first}Hello there, friend.{user}more{assistant}"
+    sizes = [int(line.split()[3]) for line in files.received[:-1]]
+    assert sizes == [len(first), len(second), len(first)]
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_chat(fake: Fake, model: str) -> None:
+    files = fake(repeat=1000, token_s=0.02)
+    with subprocess.Popen(
+        [sys.executable, "-m", "colibri", "chat", model, "--ctx", "64"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(files),
+    ) as chat:
+        assert chat.stdin is not None
+        assert chat.stdout is not None
+        chat.stdin.write("hi\n")
+        chat.stdin.flush()
+        assert chat.stdout.read(5) == "Hello"
+        chat.send_signal(signal.SIGINT)
+        out, err = chat.communicate("/quit\n", timeout=15)
+        assert (chat.returncode, err) == (0, "")
+        assert out.endswith("\n")
+    assert [line.split()[0] for line in files.received] == ["SUBMIT", "STOP", "EOF"]
+
+
+class Serving:
+    """A server process, its address and what it printed."""
+
+    def __init__(self, files: FakeEngineFiles, *args: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "colibri", *args, "--port", "0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(files),
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line.rstrip())
+
+    def url(self) -> str:
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            for line in self.lines:
+                if line.startswith("serving "):
+                    return line.split()[-1]
+            time.sleep(0.02)
+        raise AssertionError(self.lines)
+
+    def end(self, number: int) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        code = self.process.wait(15)
+        self._reader.join()
+        return code
+
+    def close(self) -> None:
+        self.end(signal.SIGKILL)
+        for pipe in (self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            pipe.close()
+
+
+@pytest.fixture
+def serving(fake: Fake, model: str) -> Iterator[Callable[..., Serving]]:
+    started: list[Serving] = []
+
+    def start(*args: str, **scenario: Any) -> Serving:
+        started.append(Serving(fake(**scenario), "serve", model, *args))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serve_answers_and_ends_on_a_signal(serving: Callable[..., Serving], number: int) -> None:
+    server = serving("--model-id", "tiny-1", "--slots", "2")
+    url = server.url()
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
+    request = urllib.request.Request(f"{url}v1/chat/completions", body)
+    request.add_header("Content-Type", "application/json")
+    with urllib.request.urlopen(request, timeout=10) as reply:
+        answer = json.load(reply)
+    assert answer["model"] == "tiny-1"
+    assert answer["choices"][0]["message"]["content"] == "Hello there, friend."
+    assert server.end(number) == 0
+    assert not any("Traceback" in line for line in server.lines)
+
+
+def test_serve_reports_an_engine_that_does_not_start(serving: Callable[..., Serving]) -> None:
+    server = serving(stderr=["error: no shard 2 of 3", "hint: fetch it"], exit_before_ready=1)
+    assert server.process.wait(15) == 1
+    server.end(signal.SIGTERM)
+    assert server.lines == ["error: no shard 2 of 3", "hint: fetch it"]
