@@ -52,11 +52,17 @@ def server(dist: Path) -> Iterator[StandIn]:
         yield stand_in
 
 
+@pytest.fixture
+def origin(server: StandIn) -> str:
+    """Where `open_page` finds the page; a module with another server overrides this."""
+    return server.url
+
+
 OpenPage = Callable[..., Page]
 
 
 @pytest.fixture
-def open_page(browser: Browser, server: StandIn) -> Iterator[OpenPage]:
+def open_page(browser: Browser, origin: str) -> Iterator[OpenPage]:
     """Opens pages in fresh profiles; at the end none may have failed or looked elsewhere."""
     contexts: list[BrowserContext] = []
     problems: list[str] = []
@@ -75,11 +81,11 @@ def open_page(browser: Browser, server: StandIn) -> Iterator[OpenPage]:
             "request",
             lambda request: (
                 None
-                if request.url.startswith((server.url, "data:", "blob:"))
+                if request.url.startswith((origin, "data:", "blob:"))
                 else problems.append(f"request to {request.url}")
             ),
         )
-        page.goto(server.url + path)
+        page.goto(origin + path)
         return page
 
     yield open_
