@@ -34,9 +34,9 @@ struct Args {
     /// Speak the multiplexed protocol (the default where stdin is no terminal)
     #[arg(long)]
     mux: bool,
-    /// Most tokens of a conversation
-    #[arg(long, env = "CTX", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(2..))]
-    ctx: u32,
+    /// Most tokens of a conversation [default: 4096, or less where the model was made for less]
+    #[arg(long, env = "CTX", value_parser = clap::value_parser!(u32).range(2..))]
+    ctx: Option<u32>,
     /// Conversations kept at the same time
     #[arg(long, env = "KV_SLOTS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
     slots: u32,
@@ -107,7 +107,7 @@ fn main(args: &[String]) -> i32 {
 
 fn serve(args: &Args) -> Result<i32> {
     let options = RunnerOptions {
-        ctx: args.ctx as usize,
+        ctx: args.ctx.map(|n| n as usize),
         slots: args.slots as usize,
         ram_bytes: args.ram.map(|gb| (gb * 1e9) as u64),
         threads: args.threads.map(|n| n as usize),

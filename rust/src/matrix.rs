@@ -81,7 +81,7 @@ impl Matrix {
         scales: &[f32],
         q: impl Fn(usize, usize) -> i8,
     ) -> Self {
-        assert!(group % 2 == 0 && n_in.is_multiple_of(group), "groups divide the inputs");
+        assert!(group.is_multiple_of(2) && n_in.is_multiple_of(group), "groups divide the inputs");
         let groups = n_in / group;
         let scales = tiled(n_out, groups, 0.0, |row, g| scales[row * groups + g]);
         let elements = match bits {
@@ -166,6 +166,7 @@ impl Matrix {
     }
 
     /// A copy of rows `from..to` as f32 `[to - from, n_in]`, transposed if asked to.
+    #[must_use]
     pub fn slice_f32(&self, from: usize, to: usize, transpose: bool) -> Self {
         let (n_out, n_in) = if transpose { (self.n_in, to - from) } else { (to - from, self.n_in) };
         let elements = Elements::F32(tiled(n_out, n_in, 0.0, |row, k| {

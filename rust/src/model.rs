@@ -27,6 +27,7 @@ use crate::telemetry::Phases;
 use crate::threads::Team;
 pub use decoder::{Decoder, Logits};
 pub use loader::Loader;
+use loader::MAX_POSITIONS;
 pub use summary::summary;
 
 /// One token position of one sequence within a step.
@@ -99,6 +100,7 @@ impl Model {
         let config = Config::open(dir)?;
         let family = arch::find(config.model_type()?)?;
         let catalog = Arc::new(Catalog::open(dir)?);
+        let max_ctx = max_ctx.min(config.count("max_position_embeddings", MAX_POSITIONS)?);
         let mut loader = Loader::new(&config, &catalog, max_ctx, progress);
         (family.load)(&mut loader)
     }

@@ -15,14 +15,18 @@ use crate::store::Catalog;
 use crate::telemetry::Phases;
 use crate::threads::Team;
 
+/// Context where none is asked for.
+pub const DEFAULT_CTX: usize = 4096;
+
 /// Share of the available memory that is planned with when no budget is given.
 const AUTO_SHARE: f64 = 0.9;
 
 /// What a runner is started with.
 #[derive(Clone, Debug)]
 pub struct RunnerOptions {
-    /// Most positions of a sequence; lowered to what the model was made for.
-    pub ctx: usize,
+    /// Most positions of a sequence, lowered to what the model was made for; none takes
+    /// [`DEFAULT_CTX`].
+    pub ctx: Option<usize>,
     /// KV slots.
     pub slots: usize,
     /// Budget for the whole process in bytes; none takes what is available.
@@ -35,7 +39,7 @@ pub struct RunnerOptions {
 
 impl Default for RunnerOptions {
     fn default() -> Self {
-        Self { ctx: 4096, slots: 1, ram_bytes: None, threads: None, isa: None }
+        Self { ctx: None, slots: 1, ram_bytes: None, threads: None, isa: None }
     }
 }
 
@@ -71,13 +75,13 @@ impl Runner {
         if let Some(budget) = options.ram_bytes {
             refuse_hopeless_budget(dir, budget)?;
         }
-        let model = Model::load(dir, options.ctx, progress)?;
+        let wanted = options.ctx.unwrap_or(DEFAULT_CTX);
+        let model = Model::load(dir, wanted, progress)?;
         let mut notices = Vec::new();
-        let ctx = options.ctx.min(model.max_positions);
-        if ctx < options.ctx {
+        let ctx = wanted.min(model.max_positions);
+        if options.ctx.is_some() && ctx < wanted {
             notices.push(format!(
-                "context lowered from {} to {ctx} tokens, the most this model was made for",
-                options.ctx
+                "context lowered from {wanted} to {ctx} tokens, the most this model was made for"
             ));
         }
         let layouts = model.kv_layouts();
@@ -85,12 +89,11 @@ impl Runner {
         let kv_bytes =
             (per_position * ctx.next_multiple_of(crate::kernels::KV_BLOCK) * options.slots) as u64;
         let resident = cpu::resident_bytes().max(before);
-        let budget = match options.ram_bytes {
-            Some(budget) => budget.saturating_sub(resident + kv_bytes),
-            None => {
-                let available = Memory::read().available_bytes as f64 * AUTO_SHARE;
-                (available as u64).saturating_sub(kv_bytes)
-            }
+        let budget = if let Some(budget) = options.ram_bytes {
+            budget.saturating_sub(resident + kv_bytes)
+        } else {
+            let available = Memory::read().available_bytes as f64 * AUTO_SHARE;
+            (available as u64).saturating_sub(kv_bytes)
         };
         let experts = ExpertStore::new(
             model.catalog.clone(),

@@ -119,7 +119,13 @@ fn bits_do_not_depend_on_the_expert_budget() {
     let (_, expected) = generate(&mut whole, &prompt, 32, 64);
     let mut tight = load(name, &RunnerOptions::default());
     // Room for exactly the two experts of one token.
-    let largest = tight.model.experts.iter().map(|e| e.ram_bytes()).max().expect("experts");
+    let largest = tight
+        .model
+        .experts
+        .iter()
+        .map(colibri::experts::ExpertSource::ram_bytes)
+        .max()
+        .expect("experts");
     tight.experts = colibri::experts::ExpertStore::new(
         tight.model.catalog.clone(),
         tight.model.experts.clone(),

@@ -177,7 +177,7 @@ impl Tiles for Int4<'_> {
         out: &mut [[Lanes; R]; T],
     ) {
         let dot = |tile: usize, g: usize, x_group: &[i8]| {
-            let at = (tile * x.n_in + g * self.group) / 2;
+            let at = usize::midpoint(tile * x.n_in, g * self.group);
             let mut d = [0i32; TILE];
             for (k, pair) in x_group.chunks_exact(2).enumerate() {
                 let w = lanes(self.q, at + k);

@@ -18,7 +18,7 @@ fn matmul(w: &Elements, first: usize, x: Rows<'_>, n_rows: usize, out: &mut [Lan
     match w {
         Elements::F32(w) => generic::matmul(Plain(w, |w: f32| w), first, x, n_rows, out),
         Elements::F16(w) => {
-            generic::matmul(Plain(w, crate::dtype::f16_to_f32), first, x, n_rows, out)
+            generic::matmul(Plain(w, crate::dtype::f16_to_f32), first, x, n_rows, out);
         }
         Elements::Bf16(w) => {
             generic::matmul(Plain(w, crate::dtype::bf16_to_f32), first, x, n_rows, out);

@@ -66,7 +66,7 @@ pub fn rms_norm(x: &[f32], w: &[f32], eps: f32) -> Vec<f32> {
     x.iter().zip(w).map(|(x, w)| x * inverse * w).collect()
 }
 
-/// SwiGLU's inner product.
+/// `SwiGLU`'s inner product.
 pub fn silu_mul(gate: &[f32], up: &[f32]) -> Vec<f32> {
     gate.iter().zip(up).map(|(&g, &u)| math::silu(g) * u).collect()
 }

@@ -57,7 +57,7 @@ impl Attention {
 
 /// Softmax attention of every query head over its slot's positions up to and including the row's.
 ///
-/// `q`: `[rows][n_heads][k_dim]`; query head h reads key head h / (n_heads / heads). Returns
+/// `q`: `[rows][n_heads][k_dim]`; query head h reads key head h / (`n_heads` / heads). Returns
 /// `[rows][n_heads][v_dim]`.
 pub fn attend(
     step: &Step,

@@ -1,4 +1,4 @@
-//! Feed-forward blocks: one SwiGLU, or a router over many with a shared one beside them.
+//! Feed-forward blocks: one `SwiGLU`, or a router over many with a shared one beside them.
 
 use super::router::SigmoidRouter;
 use super::{Step, check_finite};

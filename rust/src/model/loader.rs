@@ -17,6 +17,8 @@ use crate::store::{Catalog, MatrixSource};
 pub const MAX_DIM: usize = 1 << 20;
 /// Most layers accepted.
 pub const MAX_LAYERS: usize = 4096;
+/// Most positions of a sequence accepted.
+pub const MAX_POSITIONS: usize = 1 << 24;
 /// Most experts of one layer accepted.
 pub const MAX_EXPERTS: usize = 1 << 16;
 
@@ -171,7 +173,7 @@ impl<'a> Loader<'a> {
             n_experts: parts.n_experts,
             top_k: parts.top_k,
             sparse_layers: parts.sparse_layers,
-            max_positions: config.count("max_position_embeddings", 1 << 30)?,
+            max_positions: config.count("max_position_embeddings", MAX_POSITIONS)?,
             eos_ids,
             catalog: Arc::clone(self.catalog),
         })

@@ -1,8 +1,8 @@
 //! Multi-head latent attention, always in the absorbed form.
 //!
 //! Keys and values are one latent vector a position, shared by all heads: per head h the
-//! decompression matrix is [Uk_h; Uv_h], and instead of decompressing every position the query is
-//! mapped into the latent space by Uk_h^T and the latent result back by Uv_h. One form for prefill
+//! decompression matrix is [`Uk_h`; `Uv_h`], and instead of decompressing every position the query is
+//! mapped into the latent space by `Uk_h^T` and the latent result back by `Uv_h`. One form for prefill
 //! and decode keeps a token's bits independent of how it was batched.
 
 use super::Step;
@@ -35,9 +35,9 @@ pub struct Mla {
     pub kv_a_proj: Linear,
     /// `[kv_rank]`
     pub kv_a_norm: Vec<f32>,
-    /// Uk_h^T of each head, `[kv_rank, nope_dim]`.
+    /// `Uk_h^T` of each head, `[kv_rank, nope_dim]`.
     pub absorb_k: Vec<Matrix>,
-    /// Uv_h of each head, `[v_dim, kv_rank]`.
+    /// `Uv_h` of each head, `[v_dim, kv_rank]`.
     pub absorb_v: Vec<Matrix>,
     /// `[hidden, n_heads * v_dim]`
     pub o_proj: Linear,

@@ -3,7 +3,7 @@
 use crate::experts::Routed;
 use crate::kernels::{math, top_k};
 
-/// The sigmoid router of DeepSeek V3, GLM and Kimi ("noaux_tc").
+/// The sigmoid router of `DeepSeek` V3, GLM and Kimi ("`noaux_tc`").
 ///
 /// Experts are chosen by sigmoid(logit) + bias, first whole groups, then experts; they are
 /// weighted by the unbiased sigmoid.

@@ -39,11 +39,11 @@ impl Model {
         py: Python<'_>,
         path: &str,
         ram_gb: Option<f64>,
-        ctx: usize,
+        ctx: Option<usize>,
         threads: Option<usize>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
-        if ctx < 2 {
+        if ctx.is_some_and(|ctx| ctx < 2) {
             return Err(PyValueError::new_err("ctx: at least 2 tokens are needed"));
         }
         if ram_gb.is_some_and(|gb| !gb.is_finite() || gb <= 0.0) {

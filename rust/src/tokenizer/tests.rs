@@ -110,7 +110,7 @@ fn long_runs_take_time_in_proportion() {
     }
 }
 
-/// Loads the glm4_moe tokenizer after a change to its JSON.
+/// Loads the `glm4_moe` tokenizer after a change to its JSON.
 fn load_changed(change: impl FnOnce(&mut Value)) -> Result<Tokenizer> {
     let mut file = json_at("oracle/glm4_moe/tokenizer.json");
     change(&mut file);
@@ -142,7 +142,7 @@ fn hostile_files_are_refused() {
         }),
         ("dropout", |file| file["model"]["dropout"] = json!(0.1)),
         ("word pieces", |file| {
-            file["decoder"] = json!({"type": "WordPiece", "prefix": "##", "cleanup": true})
+            file["decoder"] = json!({"type": "WordPiece", "prefix": "##", "cleanup": true});
         }),
     ];
     for (name, change) in changes {

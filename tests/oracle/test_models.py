@@ -1,0 +1,77 @@
+"""Logits, routing and greedy text of the oracle models against their references.
+
+The references were computed by transformers in float32; tests/data/README.md says how. Tolerances
+are those of float32 arithmetic in another order, as stated there.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import colibri
+
+ORACLE = Path(__file__).parents[1] / "data" / "oracle"
+LOGITS = 5e-4
+WEIGHTS = 1e-4
+
+
+@pytest.fixture(params=["glm4_moe", "glm4_moe_lite"])
+def oracle(request: pytest.FixtureRequest) -> tuple[colibri.Model, dict[str, Any], Any]:
+    folder = ORACLE / request.param
+    reference = json.loads((folder / "reference.json").read_text())
+    return colibri.Model(folder), reference, np.load(folder / "reference.npz")
+
+
+def sequences(reference: dict[str, Any]) -> list[list[int]]:
+    return [prompt["ids"] + prompt["greedy"] for prompt in reference["prompts"]]
+
+
+def test_logits_are_within_float32_tolerance(oracle: Any) -> None:
+    model, reference, arrays = oracle
+    for i, ids in enumerate(sequences(reference)):
+        logits = model.logits(ids)
+        assert logits.dtype == np.float32
+        assert logits.shape == (len(ids), reference["vocab_size"])
+        if f"p{i}_logits" in arrays:
+            assert np.abs(logits - arrays[f"p{i}_logits"]).max() <= LOGITS
+        top = np.take_along_axis(logits, arrays[f"p{i}_top_ids"].astype(np.int64), axis=1)
+        assert np.abs(top - arrays[f"p{i}_top_logits"]).max() <= LOGITS
+
+
+def test_routing_equals_the_reference(oracle: Any) -> None:
+    model, reference, arrays = oracle
+    for i, ids in enumerate(sequences(reference)):
+        experts, weights = model.routing(ids)
+        assert experts.shape == (len(ids), len(reference["moe_layers"]), weights.shape[2])
+        order = np.argsort(experts, axis=2)
+        experts = np.take_along_axis(experts, order, axis=2).transpose(1, 0, 2)
+        weights = np.take_along_axis(weights, order, axis=2).transpose(1, 0, 2)
+        assert (experts == arrays[f"p{i}_experts"]).all()
+        assert np.abs(weights - arrays[f"p{i}_expert_weights"]).max() <= WEIGHTS
+
+
+def test_incremental_logits_equal_whole_ones_bit_for_bit(oracle: Any) -> None:
+    model, reference, _ = oracle
+    prompt = reference["prompts"][1]
+    tokens = list(model.generate(prompt["ids"], max_tokens=20, temperature=0))
+    ids = [token.id for token in tokens]
+    whole = model.logits(prompt["ids"] + ids).astype(np.float64)
+    for position, token in enumerate(tokens, start=len(prompt["ids"]) - 1):
+        row = whole[position]
+        logprob = row[token.id] - row.max() - np.log(np.exp(row - row.max()).sum())
+        assert token.logprob == pytest.approx(logprob, abs=1e-6)
+    # Up to its end token the reference goes the same way.
+    assert ids == prompt["greedy"][: len(ids)]
+    eos = {494, 501, 503}
+    assert len(ids) == 20 or prompt["greedy"][len(ids)] in eos
+
+
+def test_the_tokenizer_equals_the_reference(oracle: Any) -> None:
+    model, reference, _ = oracle
+    for case in reference["tokenizer_cases"]:
+        assert model.encode(case["text"]) == case["ids"]
