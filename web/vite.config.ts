@@ -12,7 +12,7 @@ export default defineConfig({
     outDir: "dist",
     // Inlined data URLs would need a looser content security policy for scripts and fonts.
     assetsInlineLimit: 0,
-    // The preload polyfill is an inline-style script helper for browsers that cannot run this page anyway.
+    // Browsers that lack module preload lack other things this page needs; the polyfill is only weight.
     modulePreload: { polyfill: false },
   },
   test: {

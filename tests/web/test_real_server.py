@@ -16,8 +16,9 @@ START_S = 60
 
 def installed_package() -> Path:
     core = pytest.importorskip("colibri._core", exc_type=ImportError)
-    if not hasattr(core, "engine_main"):
-        pytest.skip("this build has no engine")
+    for needed in ("engine_main", "ChatTemplate"):
+        if not hasattr(core, needed):
+            pytest.skip(f"this build has no {needed}")
     package = Path(core.__file__).parent
     for needed in ("static/index.html", "demo_model/config.json"):
         if not (package / needed).is_file():

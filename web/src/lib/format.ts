@@ -27,6 +27,7 @@ export function milliseconds(value: number | null | undefined): string {
 }
 
 export function ago(ms: number): string {
+  // Between two readings of the clock an event may be newer than "now".
   if (ms < 10_000) return `${one.format(Math.max(0, ms) / 1000)} s ago`;
   if (ms < 60_000) return `${whole.format(ms / 1000)} s ago`;
   if (ms < 3_600_000) return `${whole.format(ms / 60_000)} min ago`;

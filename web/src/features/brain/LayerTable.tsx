@@ -1,4 +1,5 @@
 import { type JSX, useState } from "react";
+import { useNow } from "../../components/useNow";
 import { ago, integer } from "../../lib/format";
 import { heatOf, TIERS, tierOf } from "../../lib/wire";
 import { useEngine } from "../engine/store";
@@ -43,6 +44,7 @@ export function LayerTable(): JSX.Element {
   const layers = useEngine((engine) => engine.engine?.layers);
   const selected = useBrain((brain) => brain.selected);
   useMapRevision(1000);
+  const now = useNow(1000);
 
   // A kept cell brings its layer up; after that the choice is the reader's again.
   const [followed, setFollowed] = useState(selected);
@@ -59,7 +61,6 @@ export function LayerTable(): JSX.Element {
     // Ties keep the order of experts; comparing -Infinity with itself by subtraction would give NaN.
     (a, b) => sign * (Number(a[sort.key] > b[sort.key]) - Number(a[sort.key] < b[sort.key])),
   );
-  const now = performance.now();
 
   return (
     <section className="layers" aria-label="By layer">

@@ -15,7 +15,7 @@ export function TierBar({ tiers }: { tiers: TierCounts }): JSX.Element {
   return (
     <div className="tierbar">
       <div className="tierbar-track" aria-hidden="true">
-        {TIER_ORDER.map((tier) => (
+        {TIER_ORDER.filter((tier) => tiers[tier] > 0).map((tier) => (
           <span key={tier} className={`tier-${tier}`} style={{ flexGrow: tiers[tier] }} />
         ))}
       </div>

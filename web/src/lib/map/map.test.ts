@@ -2,7 +2,7 @@ import * as fc from "fast-check";
 import { describe, expect, it } from "vitest";
 import { mix, oklch, pack, parseOklch, toRgb } from "./color";
 import { MapModel, PULSE_MS } from "./model";
-import { buildPalette, MODES, PULSE_LEVELS, readTheme } from "./palette";
+import { buildPalette, heatShare, MODES, PULSE_LEVELS, readTheme } from "./palette";
 import { pulseLevel, rasterize } from "./raster";
 import { hitTest, labelStep, largestFit, stretch } from "./view";
 
@@ -19,6 +19,8 @@ const THEME = readTheme(
       "--cell-idle": "oklch(0.235 0.012 200)",
     })[name] ?? "",
 );
+
+const RANGE = { low: 1, high: 12 };
 
 describe("color", () => {
   it("knows black, white and the primaries", () => {
@@ -45,14 +47,14 @@ describe("palette", () => {
 
   it("covers every byte and level in every mode", () => {
     for (const mode of MODES) {
-      const table = buildPalette(THEME, mode, 12);
+      const table = buildPalette(THEME, mode, RANGE);
       expect(table).toHaveLength(256 * PULSE_LEVELS);
       expect(table.every((pixel) => pixel >>> 24 === 255)).toBe(true);
     }
   });
 
   it("shows the three flat tier colours in tier mode, whatever the heat", () => {
-    const table = buildPalette(THEME, "tier", 12);
+    const table = buildPalette(THEME, "tier", RANGE);
     expect(at(table, 0x80)).toBe(pack(THEME.vram));
     expect(at(table, 0xa0)).toBe(pack(THEME.vram));
     expect(at(table, 0x41)).toBe(pack(THEME.ram));
@@ -60,7 +62,7 @@ describe("palette", () => {
   });
 
   it("hides tier and heat in activity mode", () => {
-    const table = buildPalette(THEME, "activity", 12);
+    const table = buildPalette(THEME, "activity", RANGE);
     expect(at(table, 0x85)).toBe(pack(THEME.idle));
     expect(at(table, 0x85, PULSE_LEVELS - 1)).toBe(pack(THEME.hot));
   });
@@ -69,13 +71,21 @@ describe("palette", () => {
     const light = (pixel: number): number =>
       (pixel & 255) + ((pixel >> 8) & 255) + ((pixel >> 16) & 255);
     for (const mode of ["heat", "both"] as const) {
-      const table = buildPalette(THEME, mode, 12);
+      const table = buildPalette(THEME, mode, RANGE);
       for (let heat = 1; heat < 12; heat++) {
         expect(light(at(table, 0x80 | heat))).toBeGreaterThanOrEqual(
           light(at(table, 0x80 | (heat - 1))),
         );
       }
     }
+  });
+
+  it("spreads the ramp over the heats that occur, never-selected experts below all", () => {
+    const range = { low: 5, high: 9 };
+    expect(heatShare(0, range)).toBe(0);
+    expect(heatShare(5, range)).toBeCloseTo(0.2);
+    expect(heatShare(9, range)).toBe(1);
+    expect(heatShare(3, { low: 3, high: 3 })).toBe(0.25);
   });
 
   it("mixes without leaving the ends", () => {
@@ -135,7 +145,7 @@ describe("model", () => {
 });
 
 describe("raster", () => {
-  const palette = buildPalette(THEME, "both", 12);
+  const palette = buildPalette(THEME, "both", RANGE);
 
   it("fades by elapsed time alone", () => {
     expect(pulseLevel(0)).toBe(PULSE_LEVELS - 1);

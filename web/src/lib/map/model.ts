@@ -2,7 +2,9 @@
  * What the map shows, as flat arrays. No DOM and no React, so that it could move to a worker and so that a
  * telemetry event costs a few typed-array writes instead of a render.
  */
+
 import { type ExpertMap, type HitMap, heatOf, tierOf } from "../wire";
+import type { HeatRange } from "./palette";
 
 /** A routed expert glows for this long. */
 export const PULSE_MS = 2000;
@@ -28,7 +30,7 @@ export class MapModel {
   litAt: Float64Array = new Float64Array(0);
   /** The latest of `litAt`: tells without a scan whether any pulse is alive. */
   lastLit = NEVER;
-  maxHeat = 0;
+  heat: HeatRange = { low: 0, high: 0 };
   /** Grows with every change; consumers compare it instead of the cells. */
   version = 0;
   private readonly listeners = new Set<() => void>();
@@ -50,9 +52,17 @@ export class MapModel {
       this.lastLit = NEVER;
     }
     this.cells = map.cells;
-    let max = 0;
-    for (const cell of map.cells) max = Math.max(max, heatOf(cell));
-    this.maxHeat = max;
+    let low = 63;
+    let high = 0;
+    for (const cell of map.cells) {
+      const heat = heatOf(cell);
+      if (heat === 0) continue;
+      low = Math.min(low, heat);
+      high = Math.max(high, heat);
+    }
+    // The same object as long as nothing changed: painters compare it to keep their palette.
+    if (high === 0) low = 0;
+    if (low !== this.heat.low || high !== this.heat.high) this.heat = { low, high };
     this.notify();
   }
 

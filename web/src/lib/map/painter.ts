@@ -1,6 +1,6 @@
 /** Draws a map model on one canvas, and only while there is something to draw. */
 import { type MapModel, PULSE_MS } from "./model";
-import { buildPalette, type Mode, type ThemeColors } from "./palette";
+import { buildPalette, type HeatRange, type Mode, type ThemeColors } from "./palette";
 import { rasterize } from "./raster";
 import type { Layout } from "./view";
 
@@ -22,7 +22,7 @@ export class MapPainter {
   private image: ImageData | null = null;
   private pixels: Uint32Array = new Uint32Array(0);
   private palette: Uint32Array = new Uint32Array(0);
-  private paletteHeat = -1;
+  private paletteHeat: HeatRange | null = null;
   private options: PainterOptions | null = null;
   private layout: Layout | null = null;
   private frame = 0;
@@ -43,7 +43,7 @@ export class MapPainter {
   configure(options: PainterOptions, layout: Layout): void {
     this.options = options;
     this.layout = layout;
-    this.paletteHeat = -1;
+    this.paletteHeat = null;
     if (this.canvas.width !== layout.width) this.canvas.width = layout.width;
     if (this.canvas.height !== layout.height) this.canvas.height = layout.height;
     this.request();
@@ -75,9 +75,9 @@ export class MapPainter {
       this.image = this.smallContext.createImageData(model.cols, model.rows);
       this.pixels = new Uint32Array(this.image.data.buffer);
     }
-    if (this.paletteHeat !== model.maxHeat) {
-      this.palette = buildPalette(options.theme, options.mode, model.maxHeat);
-      this.paletteHeat = model.maxHeat;
+    if (this.paletteHeat !== model.heat) {
+      this.palette = buildPalette(options.theme, options.mode, model.heat);
+      this.paletteHeat = model.heat;
     }
     rasterize(model, this.palette, now, options.animate, this.pixels);
     this.smallContext.putImageData(this.image, 0, 0);

@@ -50,13 +50,25 @@ export function readTheme(variable: (name: string) => string): ThemeColors {
 }
 
 /** Share of the pulse colour at full pulse. Below 1, so that the tier stays readable under the glow. */
-const PULSE_CAP = 0.85;
+const PULSE_CAP = 0.6;
 /** A glowing cell keeps this much of its own hue: on a busy model most cells glow most of the time. */
 const GLOW_TINT = 0.8;
 /** How far heat moves a tier's colour towards or away from the resting background in "both". */
-const HEAT_SWING = 0.42;
-/** With little history every expert would look hot; the ramp spans at least this many doublings. */
-const MIN_HEAT_SPAN = 8;
+const HEAT_SWING = 0.55;
+/** With even routing all heats are near each other; stretching the ramp further would show noise. */
+const MIN_HEAT_SPAN = 4;
+
+/** The least and greatest heat of experts that were selected at all; both 0 without any. */
+export interface HeatRange {
+  low: number;
+  high: number;
+}
+
+/** Place of a heat on the ramp, 0 to 1. Only an expert that was never selected is at 0. */
+export function heatShare(heat: number, { low, high }: HeatRange): number {
+  if (heat === 0) return 0;
+  return Math.min(1, (heat - low + 1) / Math.max(MIN_HEAT_SPAN, high - low + 1));
+}
 
 function heatRamp(theme: ThemeColors, share: number): Lab {
   return share < 0.5
@@ -73,9 +85,7 @@ function base(theme: ThemeColors, mode: Mode, tier: Tier | null, share: number):
     case "tier":
       return tier === null ? theme.idle : theme[tier];
     case "both":
-      return tier === null
-        ? theme.idle
-        : mix(theme[tier], theme.idle, HEAT_SWING * (1 - Math.min(1, share * 1.25)));
+      return tier === null ? theme.idle : mix(theme[tier], theme.idle, HEAT_SWING * (1 - share));
   }
 }
 
@@ -91,11 +101,10 @@ function pulsed(theme: ThemeColors, mode: Mode, rest: Lab, pulse: number): Lab {
   return mix(rest, glow, pulse * PULSE_CAP);
 }
 
-export function buildPalette(theme: ThemeColors, mode: Mode, maxHeat: number): Uint32Array {
-  const span = Math.max(MIN_HEAT_SPAN, maxHeat);
+export function buildPalette(theme: ThemeColors, mode: Mode, range: HeatRange): Uint32Array {
   const table = new Uint32Array(256 * PULSE_LEVELS);
   for (let cell = 0; cell < 256; cell++) {
-    const share = Math.min(1, heatOf(cell) / span);
+    const share = Math.max(0, heatShare(heatOf(cell), range));
     const rest = base(theme, mode, tierOf(cell), share);
     for (let level = 0; level < PULSE_LEVELS; level++) {
       const color = pulsed(theme, mode, rest, level / (PULSE_LEVELS - 1));
