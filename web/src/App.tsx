@@ -4,6 +4,7 @@ import { BrainIcon, ChatIcon } from "./components/icons";
 import { Sheet } from "./components/Sheet";
 import { useBrain } from "./features/brain/store";
 import { newChat, stop, useChat } from "./features/chat/store";
+import { FailureNotice } from "./features/engine/FailureNotice";
 import { KeyPrompt } from "./features/engine/KeyPrompt";
 import { TopBar } from "./features/engine/TopBar";
 import { MODES } from "./lib/map/palette";
@@ -88,7 +89,10 @@ export function App(): JSX.Element {
         </button>
       </nav>
       <TopBar />
-      <KeyPrompt />
+      <div className="notices">
+        <KeyPrompt />
+        <FailureNotice />
+      </div>
       <Suspense fallback={<main id="main" className="page" aria-busy="true" />}>
         <Switch>
           <Route path="/" component={ChatPage} />

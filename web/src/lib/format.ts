@@ -18,7 +18,7 @@ export function percent(value: number | null | undefined): string {
 }
 
 export function gigabytes(value: number): string {
-  return value < 0.05 ? `${whole.format(value * 1000)} MB` : `${one.format(value)} GB`;
+  return value < 1 ? `${whole.format(value * 1000)} MB` : `${one.format(value)} GB`;
 }
 
 export function milliseconds(value: number | null | undefined): string {

@@ -37,11 +37,21 @@ export interface TierCounts {
   ram_gb: number;
 }
 
-export type EnginePhase = "starting" | "loading" | "ready" | "restarting" | "failed";
+const PHASES = [
+  "starting",
+  "loading",
+  "ready",
+  "restarting",
+  "failed",
+  "stopping",
+  "stopped",
+] as const;
+export type EnginePhase = (typeof PHASES)[number];
 
 export interface EngineState {
   state: EnginePhase;
   reason: string | null;
+  hint: string | null;
   stage: string | null;
   done: number;
   total: number;
@@ -201,10 +211,8 @@ function decodeHardware(value: unknown): HardwareInfo | null {
   };
 }
 
-const PHASES: readonly string[] = ["starting", "loading", "ready", "restarting", "failed"];
-
 function isPhase(value: unknown): value is EnginePhase {
-  return typeof value === "string" && PHASES.includes(value);
+  return PHASES.some((phase) => phase === value);
 }
 
 export function decodeState(value: unknown): EngineState | null {
@@ -215,6 +223,7 @@ export function decodeState(value: unknown): EngineState | null {
   return {
     state: value.state,
     reason: str(value.reason),
+    hint: str(value.hint),
     stage: str(value.stage),
     done: num(value.done) ?? 0,
     total: num(value.total) ?? 0,

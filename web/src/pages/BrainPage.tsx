@@ -75,7 +75,7 @@ export default function BrainPage(): JSX.Element {
           <p className="muted">
             {mapModel.size === 0
               ? "The live expert map"
-              : `${integer(rows)} layers × ${integer(cols)} experts`}
+              : `${integer(rows)} sparse layers × ${integer(cols)} experts`}
           </p>
         </div>
         <dl className="tiles">

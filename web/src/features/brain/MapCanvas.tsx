@@ -16,10 +16,16 @@ import { moveCursor } from "./cursor";
 import { describeCell, layerName, summary } from "./describe";
 import { mapModel, useBrain } from "./store";
 import { useMapTheme, useReducedMotion } from "./theme";
-import { useSize } from "./useSize";
+import { useSize, useWindowHeight } from "./useSize";
 
-/** Left of the map for layer numbers, and under it for expert numbers, in CSS pixels. */
-const AXIS = { left: 44, bottom: 24 };
+/** Left of the map, for layer numbers, in CSS pixels. */
+const AXIS_LEFT = 44;
+/** Room for the focus ring at the right edge. */
+const RING = 4;
+/** The map may take this much of the window's height, so that the tier bar below stays in sight. */
+const HEIGHT_SHARE = 0.54;
+const MIN_HEIGHT = 200;
+const MAX_HEIGHT = 760;
 const MIN_CELL = 3;
 /** A cursor in motion says nothing; once it rests, its cell is announced. */
 const ANNOUNCE_MS = 400;
@@ -68,7 +74,8 @@ export function MapCanvas({ rows, cols }: { rows: number; cols: number }): JSX.E
   const layers = useEngine((engine) => engine.engine?.layers);
   const theme = useMapTheme();
   const reduced = useReducedMotion();
-  const size = useSize(space);
+  const { width } = useSize(space);
+  const height = useWindowHeight() * HEIGHT_SHARE;
   const ratio = window.devicePixelRatio || 1;
   const [spoken, setSpoken] = useState("");
   const byKeyboard = useRef(false);
@@ -76,12 +83,12 @@ export function MapCanvas({ rows, cols }: { rows: number; cols: number }): JSX.E
   const layout = useMemo(
     () =>
       largestFit(rows, cols, {
-        width: Math.max(0, size.width - AXIS.left),
-        height: Math.max(0, size.height - AXIS.bottom),
+        width: Math.max(0, width - AXIS_LEFT - RING),
+        height: Math.min(MAX_HEIGHT, Math.max(MIN_HEIGHT, height)),
         ratio,
         minCell: MIN_CELL,
       }),
-    [rows, cols, size, ratio],
+    [rows, cols, width, height, ratio],
   );
 
   useEffect(() => {
@@ -92,7 +99,7 @@ export function MapCanvas({ rows, cols }: { rows: number; cols: number }): JSX.E
   }, []);
 
   useEffect(() => {
-    if (size.width === 0) return;
+    if (width === 0) return;
     painter.current?.configure(
       {
         mode,
@@ -103,7 +110,7 @@ export function MapCanvas({ rows, cols }: { rows: number; cols: number }): JSX.E
       },
       layout,
     );
-  }, [layout, mode, reduced, theme, size]);
+  }, [layout, mode, reduced, theme, width]);
 
   useEffect(() => {
     if (!cursor || !byKeyboard.current) return;

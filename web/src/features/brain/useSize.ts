@@ -1,4 +1,4 @@
-import { type RefObject, useEffect, useState } from "react";
+import { type RefObject, useEffect, useState, useSyncExternalStore } from "react";
 
 export interface Size {
   width: number;
@@ -17,4 +17,13 @@ export function useSize(ref: RefObject<HTMLElement | null>): Size {
     return () => observer.disconnect();
   }, [ref]);
   return size;
+}
+
+function onResize(changed: () => void): () => void {
+  window.addEventListener("resize", changed);
+  return () => window.removeEventListener("resize", changed);
+}
+
+export function useWindowHeight(): number {
+  return useSyncExternalStore(onResize, () => window.innerHeight);
 }

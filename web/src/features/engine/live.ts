@@ -20,9 +20,12 @@ interface Pending {
 
 let pending: Pending[] = [];
 let frame = 0;
+/** Kinds of events that came since the snapshots were asked for, and which therefore are newer than those. */
+const newer = new Set<string>();
 
 /** Events of one frame are applied together; their arrival times are kept, because pulses age from there. */
 function enqueue(event: SseEvent): void {
+  newer.add(event.event);
   pending.push({ event, at: performance.now() });
   if (frame !== 0) return;
   frame = requestAnimationFrame(() => {
@@ -87,16 +90,17 @@ let snapshot: AbortController | null = null;
 /** Snapshots are plain GETs; a newer gap makes an older answer worthless. */
 function refetch(): void {
   snapshot?.abort();
+  newer.clear();
   snapshot = new AbortController();
   const { signal } = snapshot;
   getState(signal)
     .then((state) => {
-      if (state && !signal.aborted) applyState(state);
+      if (state && !signal.aborted && !newer.has("state")) applyState(state);
     })
     .catch(noteError);
   getExperts(signal)
     .then((map) => {
-      if (map && !signal.aborted) mapModel.setMap(map);
+      if (map && !signal.aborted && !newer.has("map")) mapModel.setMap(map);
     })
     .catch(noteError);
 }

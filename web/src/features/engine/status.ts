@@ -26,7 +26,9 @@ export function statusOf(connection: Connection, engine: EngineState | null): St
     case "ready":
       return { tone: "good", text: "ready", detail: null };
     case "failed":
-      return { tone: "bad", text: "failed", detail: engine.reason };
+    case "stopping":
+    case "stopped":
+      return { tone: "bad", text: engine.state, detail: engine.reason };
     default: {
       const detail = progress(engine);
       return {

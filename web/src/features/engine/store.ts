@@ -25,10 +25,10 @@ export const useEngine = create<EngineStore>(() => ({
 /** Resolves as soon as the engine can take a request, or will not become able to by waiting. */
 export function untilReady(signal: AbortSignal): Promise<void> {
   return new Promise((resolve, reject) => {
-    // An unknown state (telemetry off, server away) must not hold a request back: its answer will tell.
+    // Any other state, an unknown one included, must not hold a request back: its answer will tell.
     const settled = (): boolean => {
       const phase = useEngine.getState().engine?.state;
-      return phase === undefined || phase === "ready" || phase === "failed";
+      return phase !== "starting" && phase !== "loading" && phase !== "restarting";
     };
     if (settled()) {
       resolve();

@@ -62,7 +62,7 @@ describe("palette", () => {
   it("hides tier and heat in activity mode", () => {
     const table = buildPalette(THEME, "activity", 12);
     expect(at(table, 0x85)).toBe(pack(THEME.idle));
-    expect(at(table, 0x85, PULSE_LEVELS - 1)).toBe(pack(THEME.pulse));
+    expect(at(table, 0x85, PULSE_LEVELS - 1)).toBe(pack(THEME.hot));
   });
 
   it("gets brighter with heat", () => {

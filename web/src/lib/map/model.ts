@@ -29,8 +29,8 @@ export class MapModel {
   /** The latest of `litAt`: tells without a scan whether any pulse is alive. */
   lastLit = NEVER;
   maxHeat = 0;
-  /** Grows with every new map; consumers compare it instead of the cells. */
-  revision = 0;
+  /** Grows with every change; consumers compare it instead of the cells. */
+  version = 0;
   private readonly listeners = new Set<() => void>();
 
   subscribe = (listener: () => void): (() => void) => {
@@ -53,7 +53,6 @@ export class MapModel {
     let max = 0;
     for (const cell of map.cells) max = Math.max(max, heatOf(cell));
     this.maxHeat = max;
-    this.revision++;
     this.notify();
   }
 
@@ -118,6 +117,7 @@ export class MapModel {
   }
 
   private notify(): void {
+    this.version++;
     for (const listener of this.listeners) listener();
   }
 }

@@ -16,7 +16,7 @@ export interface ThemeColors {
   cold: Lab;
   warm: Lab;
   hot: Lab;
-  /** What a routed expert glows towards. */
+  /** Its lightness is what a routed expert glows towards; the hue stays the cell's own. */
   pulse: Lab;
   /** Cells without any information: the activity mode's rest colour, and unknown tiers. */
   idle: Lab;
@@ -50,7 +50,9 @@ export function readTheme(variable: (name: string) => string): ThemeColors {
 }
 
 /** Share of the pulse colour at full pulse. Below 1, so that the tier stays readable under the glow. */
-const PULSE_CAP = 0.88;
+const PULSE_CAP = 0.85;
+/** A glowing cell keeps this much of its own hue: on a busy model most cells glow most of the time. */
+const GLOW_TINT = 0.8;
 /** How far heat moves a tier's colour towards or away from the resting background in "both". */
 const HEAT_SWING = 0.42;
 /** With little history every expert would look hot; the ramp spans at least this many doublings. */
@@ -77,6 +79,18 @@ function base(theme: ThemeColors, mode: Mode, tier: Tier | null, share: number):
   }
 }
 
+/** What a cell of this resting colour shows at a share of full pulse. */
+function pulsed(theme: ThemeColors, mode: Mode, rest: Lab, pulse: number): Lab {
+  if (mode === "activity") {
+    // Nothing else is shown, so the pulse gets the whole ramp.
+    return pulse < 0.5
+      ? mix(rest, theme.warm, pulse * 2)
+      : mix(theme.warm, theme.hot, pulse * 2 - 1);
+  }
+  const glow: Lab = { l: theme.pulse.l, a: rest.a * GLOW_TINT, b: rest.b * GLOW_TINT };
+  return mix(rest, glow, pulse * PULSE_CAP);
+}
+
 export function buildPalette(theme: ThemeColors, mode: Mode, maxHeat: number): Uint32Array {
   const span = Math.max(MIN_HEAT_SPAN, maxHeat);
   const table = new Uint32Array(256 * PULSE_LEVELS);
@@ -84,8 +98,8 @@ export function buildPalette(theme: ThemeColors, mode: Mode, maxHeat: number): U
     const share = Math.min(1, heatOf(cell) / span);
     const rest = base(theme, mode, tierOf(cell), share);
     for (let level = 0; level < PULSE_LEVELS; level++) {
-      const amount = (level / (PULSE_LEVELS - 1)) * (mode === "activity" ? 1 : PULSE_CAP);
-      table[cell * PULSE_LEVELS + level] = pack(mix(rest, theme.pulse, amount));
+      const color = pulsed(theme, mode, rest, level / (PULSE_LEVELS - 1));
+      table[cell * PULSE_LEVELS + level] = pack(color);
     }
   }
   return table;
