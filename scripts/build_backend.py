@@ -100,7 +100,9 @@ def node_problem() -> str | None:
     node = shutil.which("node")
     if node is None or shutil.which("npm") is None:
         return f"Node {wanted} or newer with npm is needed (https://nodejs.org)"
-    version = subprocess.run([node, "--version"], capture_output=True, text=True, check=False).stdout
+    version = subprocess.run(
+        [node, "--version"], capture_output=True, text=True, check=False
+    ).stdout
     found = re.match(r"v(\d+)\.(\d+)", version)
     if found is None or tuple(map(int, found.groups())) < MIN_NODE:
         return f"Node {wanted} or newer is needed, this is {version.strip() or 'no Node'}"

@@ -22,7 +22,9 @@ def problem(command, argument, least, name, source):
     wanted = "%s %s or newer" % (name, ".".join(map(str, least)))
     if shutil.which(command) is None:
         return "%s is needed and `%s` was not found; get it from %s" % (wanted, command, source)
-    output = subprocess.run([command, argument], stdout=subprocess.PIPE, check=False).stdout.decode()
+    output = subprocess.run(
+        [command, argument], stdout=subprocess.PIPE, check=False
+    ).stdout.decode()
     found = re.search(r"(\d+)\.(\d+)", output)
     if found is None or tuple(map(int, found.groups())) < least:
         return "%s is needed, this is %s; get it from %s" % (wanted, output.strip(), source)
