@@ -228,6 +228,14 @@ class Engine:
         """Extensions of SUBMIT this engine takes."""
         return frozenset(filter(None, self.caps.get("submit", "").split(",")))
 
+    @property
+    def map_layers(self) -> tuple[int, ...] | None:
+        """Real layer number of each row of the expert map, if the engine tells."""
+        words = self.caps.get("layers", "").split(",")
+        if not all(word.isascii() and word.isdigit() for word in words):
+            return None
+        return tuple(int(word) for word in words)
+
     def check_ready(self) -> None:
         """Raises ``EngineUnavailable`` unless requests can be sent now."""
         state = self._state

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
+from tokenizers import Tokenizer
+
 from data import SPECIAL, START
 from export import load_checkpoint, load_folder, stop_ids
 from model import DemoModel, generate
-from tokenizers import Tokenizer
 
 STOP = ["<|endoftext|>", "<|user|>", "<|observation|>"]
 

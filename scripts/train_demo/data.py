@@ -12,14 +12,15 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+
 from stories.copying import Turns, copy_turns
 from stories.facts import fact
 from stories.grammar import Generator
 from stories.talk import small_talk
 from stories.telling import request
 from storygen import careless, documents, plain_story
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch import Tensor
 
 SPECIAL = [
     "<|endoftext|>",

@@ -13,12 +13,13 @@ import shutil
 from pathlib import Path
 
 import torch
-from data import SPECIAL, START
-from model import DemoModel, ModelConfig
-from quantize import bits_of, dequantize, pack, quantization_config, quantize
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
+
+from data import SPECIAL, START
+from model import DemoModel, ModelConfig
+from quantize import bits_of, dequantize, pack, quantization_config, quantize
 
 TEMPLATE = (
     "[gMASK]<sop>"

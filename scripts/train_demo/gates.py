@@ -182,6 +182,7 @@ def answers_of(cases: list[Case], options: argparse.Namespace) -> list[str]:
     if options.self:
         return [case.reference for case in cases]
     import torch
+
     from backends import EngineBackend, Prompt, ServerBackend, TorchBackend
 
     torch.set_num_threads(options.threads)

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from concurrent.futures import Executor
 
 import torch
-from model import DemoModel
 from torch import Tensor, nn
+
+from model import DemoModel
 
 Item = tuple[nn.Parameter, Tensor]  # a parameter and its update [n, out, in]
 

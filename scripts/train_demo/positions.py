@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+
 from data import Encoder
 from export import load_folder
 from model import rope_tables

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+
 from data import START
 from export import load_folder
 from model import generate

@@ -10,6 +10,7 @@ import argparse
 from pathlib import Path
 
 import torch
+
 from backends import Prompt, TorchBackend
 
 CHATS = [

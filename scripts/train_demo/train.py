@@ -23,11 +23,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+
 from data import Batches, Encoder, make_tokenizer
 from export import load_folder
 from model import DemoModel, ModelConfig
 from optimizer import Optimizers
-from torch import Tensor
 
 
 @dataclass

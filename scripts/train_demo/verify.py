@@ -15,9 +15,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
 from export import load_folder
 from reference import CHAT
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 def main() -> None:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import shlex
 import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,32 +14,10 @@ from typing import Any
 
 import pytest
 
-from conftest import FAKE_ENGINE, TEMPLATE, FakeEngineFiles
+from conftest import TEMPLATE, FakeEngineFiles
+from processes import Serving, assert_refused, colibri, environment
 
 Fake = Callable[..., FakeEngineFiles]
-
-
-def environment(files: FakeEngineFiles | None) -> dict[str, str]:
-    env = {**os.environ, "NO_COLOR": "1"}
-    env.pop("COLI_MODEL", None)
-    env.pop("COLIBRI_API_KEY", None)
-    if files is not None:
-        command = [sys.executable, "-S", str(FAKE_ENGINE), str(files.path)]
-        env["COLIBRI_ENGINE"] = shlex.join(command)
-    return env
-
-
-def colibri(
-    *args: str, files: FakeEngineFiles | None = None, stdin: str = ""
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", "-m", "colibri", *args],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        env=environment(files),
-    )
 
 
 @pytest.fixture
@@ -53,16 +27,6 @@ def model(tmp_path: Path) -> str:
     (folder / "config.json").write_text('{"model_type": "fake"}')
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return str(folder)
-
-
-def assert_refused(done: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
-    assert done.returncode == code, done.stderr
-    lines = done.stderr.splitlines()
-    assert lines[0].startswith("error: ")
-    assert lines[1].startswith("hint: ")
-    assert len(lines) == 2
-    for word in words:
-        assert word in done.stderr
 
 
 def test_without_arguments_it_explains_itself() -> None:
@@ -199,49 +163,6 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(fake: Fake, model: str) -> Non
         assert (chat.returncode, err) == (0, "")
         assert out.endswith("\n")
     assert [line.split()[0] for line in files.received] == ["SUBMIT", "STOP", "EOF"]
-
-
-class Serving:
-    """A server process, its address and what it printed."""
-
-    def __init__(self, files: FakeEngineFiles, *args: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "colibri", *args, "--port", "0"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment(files),
-        )
-        self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line.rstrip())
-
-    def url(self) -> str:
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline:
-            for line in self.lines:
-                if line.startswith("serving "):
-                    return line.split()[-1]
-            time.sleep(0.02)
-        raise AssertionError(self.lines)
-
-    def end(self, number: int) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        code = self.process.wait(15)
-        self._reader.join()
-        return code
-
-    def close(self) -> None:
-        self.end(signal.SIGKILL)
-        for pipe in (self.process.stdout, self.process.stderr):
-            assert pipe is not None
-            pipe.close()
 
 
 @pytest.fixture

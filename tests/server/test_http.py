@@ -457,6 +457,12 @@ async def test_experts_profile_and_state_follow_the_turns(serve: Serve) -> None:
         assert health["scheduler"]["admitted"] == 1
 
 
+async def test_the_engine_knows_its_layers_best(serve: Serve) -> None:
+    scenario = {"caps": "proto=1 ctx=64 slots=2 layers=3,5"}
+    async with serve(scenario, model={"map_layers": (1, 2)}) as server:
+        assert (await server.request("GET", "/api/state")).json["layers"] == [3, 5]
+
+
 async def test_layers_that_contradict_the_map_are_not_shown(serve: Serve) -> None:
     async with serve(model={"map_layers": (1, 2, 3)}) as server:
         assert (await server.request("GET", "/api/state")).json["layers"] is None

@@ -60,7 +60,8 @@ class ProgressLine:
     def on_state(self, state: EngineState) -> None:
         """Shows the loading progress of an engine."""
         if state.name == "loading" and state.stage is not None:
-            self.update(f"loading {state.stage}", state.done, state.total)
+            stage = "loading" if state.stage == "load" else f"loading {state.stage}"
+            self.update(stage, state.done, state.total)
         elif state.name in ("ready", "failed"):
             self.clear()
 

@@ -22,7 +22,7 @@ def state_object(service: Service) -> dict[str, Any]:
     engine = service.engine
     telemetry = engine.telemetry
     expert_map = telemetry.map
-    layers = service.model.map_layers
+    layers = engine.map_layers or service.model.map_layers
     if expert_map is not None and layers is not None and len(layers) != expert_map.rows:
         # A guess that disagrees with the engine is worse than none.
         layers = None

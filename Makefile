@@ -1,0 +1,46 @@
+# Two commands for newcomers, `make demo` and `make test`; the rest is for those who change things.
+
+PYTHON ?= python3
+PORT ?= 8000
+OPEN ?= 1
+# Everything that is set up lives here; `make clean` forgets it.
+HOME_DIR := .colibri
+VENV := $(HOME_DIR)/venv
+TOX := $(HOME_DIR)/tox/bin/tox
+SOURCES := $(shell find rust/src python/colibri web/src -type f -not -path '*/static/*' -not -name '*.pyc' -not -name '*.so')
+
+.PHONY: help demo test web bench fmt tools clean
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+tools:
+	@$(PYTHON) scripts/check_tools.py
+
+demo: tools $(VENV)/installed ## build, start the server on the embedded model (PORT=8000 OPEN=1)
+	$(VENV)/bin/colibri $(if $(filter 0,$(OPEN)),serve,web) --port $(PORT)
+
+test: tools $(TOX) ## run the whole test matrix
+	$(TOX)
+
+web: tools ## build the page into the package
+	$(VENV)/bin/python scripts/build_backend.py
+
+bench: tools $(VENV)/installed ## measure the demo model, as JSON
+	$(VENV)/bin/python benchmarks/demo.py
+
+fmt: tools $(TOX) ## format everything
+	$(TOX) -e fmt
+
+clean: ## remove what was set up and built
+	rm -rf $(HOME_DIR) .tox target web/node_modules web/dist python/colibri/static
+
+$(VENV)/installed: $(SOURCES) Cargo.toml Cargo.lock pyproject.toml web/package-lock.json
+	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	@echo 'Building colibri: a few minutes the first time'
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check .
+	@touch $@
+
+$(TOX):
+	$(PYTHON) -m venv $(HOME_DIR)/tox
+	$(HOME_DIR)/tox/bin/python -m pip install --quiet --disable-pip-version-check 'tox>=4.30,<5'
