@@ -55,6 +55,7 @@ pub fn serve(engine: Engine, options: SessionOptions) -> Result<i32> {
         options,
         draining: false,
         interrupted_at: None,
+        hits_due: HITS_INTERVAL,
         exit_code: 0,
     };
     session.emitter.handshake(&session.engine, &session.options.model_name);
@@ -86,6 +87,8 @@ struct Session {
     /// Nothing more is admitted; what is in flight finishes.
     draining: bool,
     interrupted_at: Option<Instant>,
+    /// Count of decode steps at which the next HITS goes out.
+    hits_due: u64,
     exit_code: i32,
 }
 
@@ -110,9 +113,9 @@ impl Session {
                 input.concerns(id)
             });
             self.emit(events);
-            if self.engine.decode_steps().is_multiple_of(HITS_INTERVAL)
-                && !self.engine.active_ids().is_empty()
-            {
+            let steps = self.engine.decode_steps();
+            if steps >= self.hits_due && !self.engine.active_ids().is_empty() {
+                self.hits_due = steps + HITS_INTERVAL;
                 self.emitter.hits(&mut self.engine);
             }
         }
