@@ -160,6 +160,7 @@ RUST_LEVELS = [
     {"config", "tokenizer", "template", "kv", "sample", "grammar", "telemetry"},
     {"experts"},
     {"model"},
+    {"runner"},
     {"scheduler", "engine"},
     {"mux"},
     {"settings", "cli", "python"},

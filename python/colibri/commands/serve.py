@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     asyncio.run(
         serve(
             settings,
-            engine_config(args, folder, args.slots),
+            engine_config(args, model, args.slots),
             model,
             sockets,
             version=_core.__version__,
