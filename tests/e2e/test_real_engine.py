@@ -153,6 +153,8 @@ def test_the_map_follows_what_was_routed(server: Serving, client: openai.OpenAI)
     assert heat(after) > 0
     assert len(after["entropy"]) == after["rows"]
     state = get(server, "api/state")
+    assert state["geometry"]["family"]
+    assert str(resolve_model(None).parent) not in json.dumps(state)
     assert (state["rows"], len(state["layers"])) == (after["rows"], after["rows"])
     tiers = get(server, "health")["tiers"]
     assert tiers["vram"] + tiers["ram"] + tiers["disk"] == after["rows"] * after["cols"]

@@ -40,6 +40,8 @@ def run(args: argparse.Namespace) -> int:
     except ModelError:
         # What the page shows besides; the engine is about to refuse the model in its own words.
         geometry = {}
+    # Where the model lies is nobody's business on the network.
+    geometry.pop("path", None)
     host = f"[{args.host}]" if ":" in args.host else args.host
     url = f"http://{host}:{sockets[0].getsockname()[1]}/"
     progress = ProgressLine()
