@@ -35,6 +35,9 @@ QUEUE_TOKENS = 256
 BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 # A process that served this long starts the back-off again.
 STABLE_S = 60.0
+# Time for each of the three ways to end an engine: closed stdin, SIGTERM, SIGKILL.
+STOP_STEP_S = 10.0
+LOADING_STOP_STEP_S = 0.5
 # An engine without CAPS counts as ready this long after READY.
 CAPS_WAIT_S = 0.5
 
@@ -273,12 +276,12 @@ class Engine:
         """Ends the engine gracefully and stops keeping it alive."""
         if self._task is None:
             return
+        if step_s is None:
+            # A model that is still loading holds nothing worth waiting for.
+            step_s = STOP_STEP_S if self._state.name == "ready" else LOADING_STOP_STEP_S
         self._set(replace(self._state, name="stopping"))
         if self._process is not None:
-            if step_s is None:
-                await self._process.stop()
-            else:
-                await self._process.stop(step_s)
+            await self._process.stop(step_s)
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
@@ -291,6 +294,11 @@ class Engine:
         log.critical("the engine's supervisor failed", exc_info=task.exception())
         self._start_error = EngineStartError("internal error while watching the engine")
         self._set(EngineState(name="failed", reason=str(self._start_error)))
+
+    def abort(self) -> None:
+        """Ends the engine at once, whatever it is doing."""
+        if self._process is not None:
+            self._process.kill("it was told to end at once")
 
     async def _supervise(self) -> None:
         attempt = 0

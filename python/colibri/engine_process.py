@@ -24,8 +24,6 @@ READ_BYTES = 1 << 16
 STDERR_LINE_BYTES = 8192
 # How many last lines of stderr explain a death.
 STDERR_TAIL = 20
-# Time for each of the three ways to end: closed stdin, SIGTERM, SIGKILL.
-STOP_STEP_S = 10.0
 # An engine that closed its output has this long to end.
 EXIT_WAIT_S = 5.0
 
@@ -134,7 +132,7 @@ class EngineProcess:
             return
         process.stdin.write(frame)
 
-    async def stop(self, step_s: float = STOP_STEP_S) -> None:
+    async def stop(self, step_s: float) -> None:
         """Ends the process: closes stdin, then SIGTERM, then SIGKILL, ``step_s`` apart."""
         process = self._process
         if process is None:
