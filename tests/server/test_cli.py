@@ -194,6 +194,29 @@ def test_serve_answers_and_ends_on_a_signal(serving: Callable[..., Serving], num
     assert not any("Traceback" in line for line in server.lines)
 
 
+def test_web_opens_the_page_once_it_is_served(
+    fake: Fake, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = tmp_path / "opened"
+    browser = tmp_path / "browser"
+    browser.write_text(
+        f'#!/bin/sh\necho "$1" > {opened}.part && mv {opened}.part {opened}\n', encoding="utf-8"
+    )
+    browser.chmod(0o755)
+    monkeypatch.setenv("BROWSER", f"{browser} %s")
+    server = Serving(fake(), "web", model)
+    try:
+        url = server.url()
+        deadline = time.monotonic() + 10
+        while not opened.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert opened.read_text(encoding="utf-8").strip() == url
+        assert b"<h1>" in server.get("") or b"<div" in server.get("")
+    finally:
+        server.close()
+
+
 def test_serve_ends_quickly_while_it_loads(serving: Callable[..., Serving]) -> None:
     server = serving(load_s=60.0, stderr=["getting there"])
     deadline = time.monotonic() + 10

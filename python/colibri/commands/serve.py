@@ -7,6 +7,7 @@ import asyncio
 import json
 import logging
 import sys
+import threading
 import webbrowser
 
 from colibri import _core
@@ -49,8 +50,9 @@ def run(args: argparse.Namespace) -> int:
     def ready() -> None:
         progress.clear()
         print(f"serving {model.id} at {url}", file=sys.stderr, flush=True)
-        if args.open_browser and not webbrowser.open(url):
-            print("hint: no browser was found; open the address yourself", file=sys.stderr)
+        if args.open_browser:
+            # A browser may take its time, and one in a terminal never returns.
+            threading.Thread(target=_open_browser, args=(url,), daemon=True).start()
 
     asyncio.run(
         serve(
@@ -66,6 +68,11 @@ def run(args: argparse.Namespace) -> int:
         )
     )
     return 0
+
+
+def _open_browser(url: str) -> None:
+    if not webbrowser.open(url):
+        print("hint: no browser was found; open the address yourself", file=sys.stderr)
 
 
 def describe_or_raise(path: str) -> dict[str, object]:
