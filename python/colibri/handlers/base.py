@@ -212,6 +212,10 @@ class BaseHandler(tornado.web.RequestHandler):
 
     async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs ``work`` and cancels it when the client goes away."""
+        if self.client_gone:
+            # It left before the work could begin, and nobody will say so again.
+            work.close()
+            return
         task = asyncio.ensure_future(work)
         self._work = task
         try:
