@@ -99,11 +99,6 @@ class Turn:
         self._abandoned = False
         self._send: Callable[[bytes], None] = _discard
 
-    @property
-    def ended(self) -> bool:
-        """Whether the engine is finished with it."""
-        return self._ended
-
     async def next(self) -> Event | None:
         """Returns the next event, ``None`` after the last; safe to cancel and call again.
 
@@ -220,11 +215,6 @@ class Engine:
     def slots(self) -> int:
         """KV slots, as the engine reports them."""
         return _positive(self.caps.get("slots"), self.config.slots)
-
-    @property
-    def pid(self) -> int | None:
-        """Process id of the running engine."""
-        return None if self._process is None else self._process.pid
 
     @property
     def options(self) -> frozenset[str]:

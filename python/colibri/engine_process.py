@@ -153,11 +153,6 @@ class EngineProcess:
         self._signal(signal.SIGKILL)
 
     @property
-    def pid(self) -> int | None:
-        """Process id, ``None`` before the start."""
-        return None if self._process is None else self._process.pid
-
-    @property
     def hint(self) -> str | None:
         """Advice the engine printed with its error."""
         return "; ".join(self._hint_lines) or None
@@ -182,11 +177,6 @@ class EngineProcess:
     def error(self) -> str | None:
         """The error the engine printed, without our words about the exit."""
         return "; ".join(self._error_lines) or None
-
-    @property
-    def tail(self) -> list[str]:
-        """Last lines of its stderr."""
-        return list(self._tail)
 
     async def _read_stdout(self, stream: asyncio.StreamReader) -> None:
         reader = _core.RecordReader()

@@ -275,10 +275,6 @@ class BaseHandler(tornado.web.RequestHandler):
             self.set_header("WWW-Authenticate", "Bearer")
         self.send_json(body, status)
 
-    def send_error(self, status_code: int = 500, **kwargs: Any) -> None:
-        """Replies with an error, or breaks off a reply that has begun."""
-        super().send_error(status_code, **kwargs)
-
     def log_exception(self, *args: Any) -> None:
         """Logs bugs with their traceback; everything raised on purpose is a short line or less."""
         error = args[1]
