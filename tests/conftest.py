@@ -42,7 +42,7 @@ class FakeEngineFiles:
 
     def __init__(self, folder: Path, scenario: dict[str, Any]) -> None:
         self.path = folder / "scenario.json"
-        self.path.write_text(json.dumps(scenario))
+        self.path.write_text(json.dumps(scenario), encoding="utf-8")
 
     def config(self, **settings: Any) -> EngineConfig:
         command = (sys.executable, "-S", str(FAKE_ENGINE), str(self.path))
@@ -53,7 +53,7 @@ class FakeEngineFiles:
     @property
     def received(self) -> list[str]:
         log = Path(f"{self.path}.log")
-        return log.read_text().splitlines() if log.exists() else []
+        return log.read_text(encoding="utf-8").splitlines() if log.exists() else []
 
     @property
     def lives(self) -> int:

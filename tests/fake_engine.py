@@ -53,7 +53,7 @@ class Scenario:
 
 
 def load(path: Path) -> Scenario:
-    values = json.loads(path.read_text())
+    values = json.loads(path.read_text(encoding="utf-8"))
     counter = Path(f"{path}.lives")
     life = len(counter.read_bytes()) if counter.exists() else 0
     with counter.open("ab") as file:

@@ -31,7 +31,7 @@ def colibri(
         [sys.executable, "-X", "dev", "-W", "error", "-m", "colibri", *args],
         input=stdin,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         timeout=60,
         env=environment(files),
     )
@@ -55,7 +55,7 @@ class Serving:
             [sys.executable, "-m", "colibri", *args, "--port", "0"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
+            encoding="utf-8",
             env=environment(files),
         )
         self.lines: list[str] = []

@@ -67,9 +67,9 @@ def _engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--ctx",
         type=_integer(16, 1 << 24),
-        default=4096,
         metavar="N",
-        help="most tokens of prompt and answer together (default: 4096)",
+        help="most tokens of prompt and answer together; default: 4096, or less if the model "
+        "was made for less",
     )
     group.add_argument(
         "--threads",

@@ -35,6 +35,9 @@ QUEUE_TOKENS = 256
 BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 # A process that served this long starts the back-off again.
 STABLE_S = 60.0
+# Time for each of the three ways to end an engine: closed stdin, SIGTERM, SIGKILL.
+STOP_STEP_S = 10.0
+LOADING_STOP_STEP_S = 0.5
 # An engine without CAPS counts as ready this long after READY.
 CAPS_WAIT_S = 0.5
 
@@ -95,11 +98,6 @@ class Turn:
         self._ended = False
         self._abandoned = False
         self._send: Callable[[bytes], None] = _discard
-
-    @property
-    def ended(self) -> bool:
-        """Whether the engine is finished with it."""
-        return self._ended
 
     async def next(self) -> Event | None:
         """Returns the next event, ``None`` after the last; safe to cancel and call again.
@@ -219,11 +217,6 @@ class Engine:
         return _positive(self.caps.get("slots"), self.config.slots)
 
     @property
-    def pid(self) -> int | None:
-        """Process id of the running engine."""
-        return None if self._process is None else self._process.pid
-
-    @property
     def options(self) -> frozenset[str]:
         """Extensions of SUBMIT this engine takes."""
         return frozenset(filter(None, self.caps.get("submit", "").split(",")))
@@ -273,12 +266,12 @@ class Engine:
         """Ends the engine gracefully and stops keeping it alive."""
         if self._task is None:
             return
+        if step_s is None:
+            # A model that is still loading holds nothing worth waiting for.
+            step_s = STOP_STEP_S if self._state.name == "ready" else LOADING_STOP_STEP_S
         self._set(replace(self._state, name="stopping"))
         if self._process is not None:
-            if step_s is None:
-                await self._process.stop()
-            else:
-                await self._process.stop(step_s)
+            await self._process.stop(step_s)
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
@@ -291,6 +284,11 @@ class Engine:
         log.critical("the engine's supervisor failed", exc_info=task.exception())
         self._start_error = EngineStartError("internal error while watching the engine")
         self._set(EngineState(name="failed", reason=str(self._start_error)))
+
+    def abort(self) -> None:
+        """Ends the engine at once, whatever it is doing."""
+        if self._process is not None:
+            self._process.kill("it was told to end at once")
 
     async def _supervise(self) -> None:
         attempt = 0

@@ -24,8 +24,6 @@ READ_BYTES = 1 << 16
 STDERR_LINE_BYTES = 8192
 # How many last lines of stderr explain a death.
 STDERR_TAIL = 20
-# Time for each of the three ways to end: closed stdin, SIGTERM, SIGKILL.
-STOP_STEP_S = 10.0
 # An engine that closed its output has this long to end.
 EXIT_WAIT_S = 5.0
 
@@ -134,7 +132,7 @@ class EngineProcess:
             return
         process.stdin.write(frame)
 
-    async def stop(self, step_s: float = STOP_STEP_S) -> None:
+    async def stop(self, step_s: float) -> None:
         """Ends the process: closes stdin, then SIGTERM, then SIGKILL, ``step_s`` apart."""
         process = self._process
         if process is None:
@@ -153,11 +151,6 @@ class EngineProcess:
         """Ends a process that can no longer be understood."""
         self._broken = self._broken or why
         self._signal(signal.SIGKILL)
-
-    @property
-    def pid(self) -> int | None:
-        """Process id, ``None`` before the start."""
-        return None if self._process is None else self._process.pid
 
     @property
     def hint(self) -> str | None:
@@ -184,11 +177,6 @@ class EngineProcess:
     def error(self) -> str | None:
         """The error the engine printed, without our words about the exit."""
         return "; ".join(self._error_lines) or None
-
-    @property
-    def tail(self) -> list[str]:
-        """Last lines of its stderr."""
-        return list(self._tail)
 
     async def _read_stdout(self, stream: asyncio.StreamReader) -> None:
         reader = _core.RecordReader()

@@ -206,8 +206,15 @@ async def serve(
     server = listen(make_app(service), sockets)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        # The first signal lets answers finish; a second one does not wait for them.
+        if stopped.is_set():
+            engine.abort()
+        stopped.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
+        loop.add_signal_handler(number, end)
     waiting = asyncio.ensure_future(stopped.wait())
     try:
         engine.start()

@@ -135,7 +135,9 @@ def test_nothing_runs_code_out_of_data() -> None:
     names = {"pickle", "marshal", "shelve", "yaml", "torch", "jinja2"}
     assert {name for name in names if importers(name)} == set()
     calls = re.compile(r"(?<![.\w])(eval|exec|compile|__import__)\(")
-    assert [name for name, path in MODULES.items() if calls.search(path.read_text())] == []
+    assert [
+        name for name, path in MODULES.items() if calls.search(path.read_text(encoding="utf-8"))
+    ] == []
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -146,7 +148,9 @@ def test_help_loads_nothing_heavy() -> None:
         "heavy = {'tornado', 'numpy', 'ujson', 'blake3', 'asyncio', 'colibri._core'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True
+    )
     assert done.stderr.strip() == "[]"
     assert "serve" in done.stdout
 
@@ -160,6 +164,7 @@ RUST_LEVELS = [
     {"config", "tokenizer", "template", "kv", "sample", "grammar", "telemetry"},
     {"experts"},
     {"model"},
+    {"runner"},
     {"scheduler", "engine"},
     {"mux"},
     {"settings", "cli", "python"},
@@ -185,7 +190,9 @@ def rust_files() -> list[Path]:
 
 
 def test_rust_modules_have_a_level() -> None:
-    declared = re.findall(r"\bmod (\w+);", (ROOT / "rust" / "src" / "lib.rs").read_text())
+    declared = re.findall(
+        r"\bmod (\w+);", (ROOT / "rust" / "src" / "lib.rs").read_text(encoding="utf-8")
+    )
     assert declared
     assert set(declared) <= set(RUST_LEVEL)
 

@@ -153,6 +153,8 @@ def test_the_map_follows_what_was_routed(server: Serving, client: openai.OpenAI)
     assert heat(after) > 0
     assert len(after["entropy"]) == after["rows"]
     state = get(server, "api/state")
+    assert state["geometry"]["family"]
+    assert str(resolve_model(None).parent) not in json.dumps(state)
     assert (state["rows"], len(state["layers"])) == (after["rows"], after["rows"])
     tiers = get(server, "health")["tiers"]
     assert tiers["vram"] + tiers["ram"] + tiers["disk"] == after["rows"] * after["cols"]
@@ -182,7 +184,7 @@ def test_a_killed_engine_is_told_and_replaced(model: Path) -> None:
         with openai.OpenAI(base_url=f"{serving.url()}v1", api_key="x", max_retries=0) as client:
             before = complete(client, "Once").choices[0].text
             children = Path(f"/proc/{serving.process.pid}/task/{serving.process.pid}/children")
-            [engine] = children.read_text().split()
+            [engine] = children.read_text(encoding="utf-8").split()
             os.kill(int(engine), signal.SIGKILL)
             deadline = time.monotonic() + 20
             after, reasons = None, []
@@ -229,7 +231,7 @@ def test_info_describes_the_model() -> None:
 
 
 def break_config(folder: Path) -> None:
-    (folder / "config.json").write_text('{"model_type": "no_such_architecture"}')
+    (folder / "config.json").write_text('{"model_type": "no_such_architecture"}', encoding="utf-8")
 
 
 def break_weights(folder: Path) -> None:
@@ -278,7 +280,7 @@ tokens = list(model.generate("Once upon a time", max_tokens=24, temperature=0))
 assert tokens[0].id == int(logits[-1].argmax())
 print("".join(token.text for token in tokens))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr
     assert done.stdout == run("Once upon a time", "--temperature", "0").stdout
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,8 +25,8 @@ Fake = Callable[..., FakeEngineFiles]
 def model(tmp_path: Path) -> str:
     folder = tmp_path / "tiny"
     folder.mkdir()
-    (folder / "config.json").write_text('{"model_type": "fake"}')
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "config.json").write_text('{"model_type": "fake"}', encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
     return str(folder)
 
 
@@ -150,7 +151,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(fake: Fake, model: str) -> Non
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
+        encoding="utf-8",
         env=environment(files),
     ) as chat:
         assert chat.stdin is not None
@@ -191,6 +192,60 @@ def test_serve_answers_and_ends_on_a_signal(serving: Callable[..., Serving], num
     assert answer["choices"][0]["message"]["content"] == "Hello there, friend."
     assert server.end(number) == 0
     assert not any("Traceback" in line for line in server.lines)
+
+
+def test_web_opens_the_page_once_it_is_served(
+    fake: Fake, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = tmp_path / "opened"
+    browser = tmp_path / "browser"
+    browser.write_text(
+        f'#!/bin/sh\necho "$1" > {opened}.part && mv {opened}.part {opened}\n', encoding="utf-8"
+    )
+    browser.chmod(0o755)
+    monkeypatch.setenv("BROWSER", f"{browser} %s")
+    server = Serving(fake(), "web", model)
+    try:
+        url = server.url()
+        deadline = time.monotonic() + 10
+        while not opened.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert opened.read_text(encoding="utf-8").strip() == url
+        assert b"<h1>" in server.get("") or b"<div" in server.get("")
+    finally:
+        server.close()
+
+
+def test_serve_ends_quickly_while_it_loads(serving: Callable[..., Serving]) -> None:
+    server = serving(load_s=60.0, stderr=["getting there"])
+    deadline = time.monotonic() + 10
+    while "getting there" not in server.lines:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    started = time.monotonic()
+    assert server.end(signal.SIGINT) == 0
+    assert time.monotonic() - started < 5
+
+
+def test_a_second_signal_does_not_wait_for_answers(serving: Callable[..., Serving]) -> None:
+    server = serving(repeat=1000, token_s=1.0)
+    port = int(server.url().rstrip("/").rpartition(":")[2])
+    body = b'{"prompt": "x"}'
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        head = "POST /v1/completions HTTP/1.0\r\nHost: localhost\r\nContent-Length: 15\r\n\r\n"
+        client.sendall(head.encode() + body)
+        deadline = time.monotonic() + 10
+        while json.loads(server.get("health"))["in_flight"] == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        started = time.monotonic()
+        server.process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        assert server.process.poll() is None
+        assert server.end(signal.SIGINT) == 0
+        assert time.monotonic() - started < 5
+        assert b"502" in client.recv(1000)
 
 
 def test_serve_reports_an_engine_that_does_not_start(serving: Callable[..., Serving]) -> None:

@@ -313,7 +313,7 @@ async def test_a_consumer_that_does_not_read_delays_nobody(fake: Fake) -> None:
     async with Running(files) as engine:
         await engine.wait_ready()
         slow = submit(engine, slot=0, max_tokens=10_000)
-        await until(lambda: slow.ended)
+        await until(lambda: engine.in_flight == 0)
         quick = submit(engine, "quick", slot=1)
         assert len(text(await events(quick))) == 64  # the most this context takes
         got = await events(slow)

@@ -54,7 +54,10 @@ def assert_is_error(answer: Answer, status: int) -> None:
         ("GET", "/v1/nothing", 404),
         ("GET", "/api/nothing", 404),
         ("GET", "/no.such.file", 404),
-        ("POST", "/v1/messages", 405),
+        ("POST", "/v1/messages", 404),
+        ("POST", "/v1/chat/completions/", 404),
+        ("GET", "/v1", 404),
+        ("POST", "/brain", 405),
         ("DELETE", CHAT, 405),
         ("GET", CHAT, 405),
         ("PUT", "/health", 405),
@@ -352,12 +355,12 @@ async def test_aborted_requests_leave_no_traceback(
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
     outside = tmp_path / "secret.txt"
-    outside.write_text("SECRET")
+    outside.write_text("SECRET", encoding="utf-8")
     folder = tmp_path / "static"
     (folder / "assets").mkdir(parents=True)
-    (folder / "index.html").write_text("<h1>page</h1>")
-    (folder / "assets" / "app-1a2b.js").write_text("1")
-    (folder / "experts.json").write_text("{}")
+    (folder / "index.html").write_text("<h1>page</h1>", encoding="utf-8")
+    (folder / "assets" / "app-1a2b.js").write_text("1", encoding="utf-8")
+    (folder / "experts.json").write_text("{}", encoding="utf-8")
     (folder / "leak.txt").symlink_to(outside)
     (folder / "leak-folder").symlink_to(tmp_path)
     return folder

@@ -21,7 +21,7 @@ def test_then_the_command_beside_the_interpreter(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     assert find_engine() == [str(tmp_path / "python"), "-m", "colibri._engine_entry"]
     command = tmp_path / "colibri-engine"
-    command.write_text("#!/bin/sh\n")
+    command.write_text("#!/bin/sh\n", encoding="utf-8")
     assert find_engine()[1:] == ["-m", "colibri._engine_entry"]  # not executable yet
     command.chmod(0o755)
     assert find_engine() == [str(command)]

@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         import readline  # noqa: F401 - gives input() editing and history
     # The prompt blocks; the loop runs only while there is something to wait for.
     with asyncio.Runner() as runner:
-        context = private_engine(engine_config(args, folder, 1), ProgressLine())
+        context = private_engine(engine_config(args, model, 1), ProgressLine())
         engine = runner.run(context.__aenter__())
         try:
             talk = Conversation(args, model, renderer, engine)

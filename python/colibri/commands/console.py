@@ -7,16 +7,17 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TextIO
 
 from colibri.engine import Engine, EngineState
 from colibri.engine_process import EngineConfig
+from colibri.models import ModelInfo
 
 # Progress of shorter work is not worth a line where nobody may be watching.
 QUIET_S = 2.0
 # Least time between two updates of the line.
 UPDATE_S = 0.1
+DEFAULT_CTX = 4096
 CLEAR_LINE = "\r\x1b[K"
 
 
@@ -86,10 +87,11 @@ def _amount(done: int, total: int) -> str:
     return f"{done}/{total} ({100 * done // total} %)"
 
 
-def engine_config(args: argparse.Namespace, folder: Path, slots: int) -> EngineConfig:
+def engine_config(args: argparse.Namespace, model: ModelInfo, slots: int) -> EngineConfig:
     """Returns what to start from the arguments."""
+    ctx = args.ctx or min(DEFAULT_CTX, model.trained_ctx or DEFAULT_CTX)
     return EngineConfig(
-        model=folder, ctx=args.ctx, slots=slots, ram_gb=args.ram, threads=args.threads
+        model=model.path, ctx=ctx, slots=slots, ram_gb=args.ram, threads=args.threads
     )
 
 

@@ -19,7 +19,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     model = read_model(folder)
     print(f"{model.id}  ({folder})")
-    for line in lines(described):
+    for line in lines({key: value for key, value in described.items() if key != "path"}):
         print(line)
     print(f"  chat template: {'yes' if model.template is not None else 'no'}")
     return 0
@@ -36,10 +36,12 @@ def lines(value: dict[str, Any], indent: str = "  ") -> list[str]:
         elif isinstance(item, list):
             shown = ", ".join(str(entry) for entry in item) or "none"
             out.append(f"{indent}{name}: {shown}")
-        elif key.endswith("_bytes") and isinstance(item, int):
-            out.append(f"{indent}{name.removesuffix(' bytes')}: {readable_bytes(item)}")
-        else:
-            out.append(f"{indent}{name}: {'none' if item is None else item}")
+        elif key == "bytes" and isinstance(item, int):
+            out.append(f"{indent}size: {readable_bytes(item)}")
+        elif isinstance(item, bool):
+            out.append(f"{indent}{name}: {'yes' if item else 'no'}")
+        elif item is not None:
+            out.append(f"{indent}{name}: {item}")
     return out
 
 

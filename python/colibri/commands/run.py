@@ -69,7 +69,7 @@ async def _run(args: argparse.Namespace, text: str) -> None:
     if args.max_tokens is None:
         args.max_tokens = DEFAULT_MAX_TOKENS
     progress = ProgressLine()
-    async with private_engine(engine_config(args, folder, 1), progress) as engine:
+    async with private_engine(engine_config(args, model, 1), progress) as engine:
         prompt = sampling(args, model, engine, text)
         async with Generation(engine, Admission(1, 0), prompt) as generation:
             await write_answer(generation, progress)

@@ -7,6 +7,7 @@ import asyncio
 import json
 import logging
 import sys
+import threading
 import webbrowser
 
 from colibri import _core
@@ -40,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
     except ModelError:
         # What the page shows besides; the engine is about to refuse the model in its own words.
         geometry = {}
+    # Where the model lies is nobody's business on the network.
+    geometry.pop("path", None)
     host = f"[{args.host}]" if ":" in args.host else args.host
     url = f"http://{host}:{sockets[0].getsockname()[1]}/"
     progress = ProgressLine()
@@ -47,13 +50,14 @@ def run(args: argparse.Namespace) -> int:
     def ready() -> None:
         progress.clear()
         print(f"serving {model.id} at {url}", file=sys.stderr, flush=True)
-        if args.open_browser and not webbrowser.open(url):
-            print("hint: no browser was found; open the address yourself", file=sys.stderr)
+        if args.open_browser:
+            # A browser may take its time, and one in a terminal never returns.
+            threading.Thread(target=_open_browser, args=(url,), daemon=True).start()
 
     asyncio.run(
         serve(
             settings,
-            engine_config(args, folder, args.slots),
+            engine_config(args, model, args.slots),
             model,
             sockets,
             version=_core.__version__,
@@ -64,6 +68,11 @@ def run(args: argparse.Namespace) -> int:
         )
     )
     return 0
+
+
+def _open_browser(url: str) -> None:
+    if not webbrowser.open(url):
+        print("hint: no browser was found; open the address yourself", file=sys.stderr)
 
 
 def describe_or_raise(path: str) -> dict[str, object]:

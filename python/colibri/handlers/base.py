@@ -212,6 +212,10 @@ class BaseHandler(tornado.web.RequestHandler):
 
     async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs ``work`` and cancels it when the client goes away."""
+        if self.client_gone:
+            # It left before the work could begin, and nobody will say so again.
+            work.close()
+            return
         task = asyncio.ensure_future(work)
         self._work = task
         try:
@@ -270,10 +274,6 @@ class BaseHandler(tornado.web.RequestHandler):
         if status == 401:
             self.set_header("WWW-Authenticate", "Bearer")
         self.send_json(body, status)
-
-    def send_error(self, status_code: int = 500, **kwargs: Any) -> None:
-        """Replies with an error, or breaks off a reply that has begun."""
-        super().send_error(status_code, **kwargs)
 
     def log_exception(self, *args: Any) -> None:
         """Logs bugs with their traceback; everything raised on purpose is a short line or less."""

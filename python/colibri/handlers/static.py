@@ -96,11 +96,7 @@ class StaticHandler(BaseHandler):
         self.set_header("Cache-Control", "no-cache")
         assets: dict[str, Asset] = self.settings["assets"]
         asset = assets.get(name)
-        # Unknown API paths are 404s, not pages: a client that asks for JSON must not get HTML.
-        is_route = "." not in name.rpartition("/")[2] and name.partition("/")[0] not in (
-            "v1",
-            "api",
-        )
+        is_route = "." not in name.rpartition("/")[2]
         if asset is None and is_route:
             asset = assets.get(INDEX)
             if asset is None and name == "":
@@ -124,5 +120,5 @@ class StaticHandler(BaseHandler):
         self.get(name)
 
 
-# Put last: it takes every path.
-ROUTES: list[tuple[str, Any]] = [(r"/(.*)", StaticHandler)]
+# Put last: it takes every path but those of the interface, where an unknown one must not get HTML.
+ROUTES: list[tuple[str, Any]] = [(r"/((?!(?:v1|api)(?:/|$)).*)", StaticHandler)]

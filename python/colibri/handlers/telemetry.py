@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import asdict
 from typing import Any, ClassVar
 
+from colibri.errors import RequestError
 from colibri.handlers.base import Auth, BaseHandler, Service
 from colibri.openai.json import dumps
 from colibri.openai.stream import sse
@@ -147,9 +148,7 @@ class EventsHandler(BaseHandler):
     async def _stream(self) -> None:
         hub = self.service.engine.telemetry.events
         if hub.listeners >= MAX_LISTENERS:
-            self.set_header("Retry-After", "10")
-            self.send_json({"error": {"message": "too many listeners", "code": "busy"}}, 503)
-            return
+            raise RequestError("too many listeners", code="too_many_listeners", status=503)
         asked = self.request.query_arguments.get("topics")
         topics = (
             None if asked is None else frozenset(asked[-1].decode("ascii", "replace").split(","))

@@ -13,10 +13,10 @@ from colibri.models import demo_folder, map_layers, read_model, resolve_model
 def folder(tmp_path: Path, **files: Any) -> Path:
     path = tmp_path / "my-model"
     path.mkdir()
-    (path / "config.json").write_text("{}")
+    (path / "config.json").write_text("{}", encoding="utf-8")
     for name, content in files.items():
         text = content if isinstance(content, str) else json.dumps(content)
-        (path / name.replace("__", ".")).write_text(text)
+        (path / name.replace("__", ".")).write_text(text, encoding="utf-8")
     return path
 
 
