@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self, final
 
 __version__: str
 
@@ -22,12 +22,13 @@ class ColibriCoreError(Exception):
     code: str
     hint: str | None
 
+@final
 class ChatTemplate:
     """A Jinja chat template, rendered by minijinja with a fuel limit."""
 
-    def __init__(
-        self, source: str, *, bos_token: str | None = None, eos_token: str | None = None
-    ) -> None: ...
+    def __new__(
+        cls, source: str, *, bos_token: str | None = None, eos_token: str | None = None
+    ) -> Self: ...
     def render(self, context_json: str) -> str:
         """Render with the variables of a JSON object.
 
@@ -36,20 +37,22 @@ class ChatTemplate:
         called ``raise_exception``.
         """
 
+@final
 class Tokenizer:
     """A ``tokenizer.json``."""
 
-    def __init__(self, path: str) -> None: ...
+    def __new__(cls, path: str) -> Self: ...
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of ``text``; no token is added. ``special``: added tokens are recognised."""
     def decode(self, ids: list[int]) -> str: ...
     @property
     def vocab_size(self) -> int: ...
 
+@final
 class RecordReader:
     """Incremental parser of the engine's output (engine -> server); total on every byte string."""
 
-    def __init__(self) -> None: ...
+    def __new__(cls) -> Self: ...
     def feed(self, data: bytes) -> list[tuple[str, dict[str, Any]]]:
         """Parse more bytes; return the records completed by them as ``(kind, fields)``.
 
@@ -92,22 +95,34 @@ def format_submit(
 ) -> bytes:
     """A complete SUBMIT frame; raises ``ValueError`` for values the wire cannot carry."""
 
+@final
 class Token:
-    id: int
-    text: str
-    logprob: float
+    @property
+    def id(self) -> int: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def logprob(self) -> float: ...
 
+@final
+class Generation:
+    """Tokens of one generation, computed as they are asked for."""
+
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> Token: ...
+
+@final
 class Model:
     """See ``colibri.Model``."""
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         path: str,
         ram_gb: float | None,
         ctx: int,
         threads: int | None,
         progress: Callable[[str, int, int], None] | None = None,
-    ) -> None: ...
+    ) -> Self: ...
     def encode(self, text: str) -> list[int]: ...
     def decode(self, ids: list[int]) -> str: ...
     def logits(self, ids: list[int]) -> tuple[bytes, int, int]: ...
@@ -120,7 +135,7 @@ class Model:
         top_p: float,
         seed: int | None,
         stop: list[str],
-    ) -> Iterator[Token]: ...
+    ) -> Generation: ...
 
 def describe(path: str) -> str:
     """What a model folder holds, as a JSON object (family, sizes, formats, gaps).

@@ -20,5 +20,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(engine::describe, module)?)?;
     module.add_class::<model::Model>()?;
     module.add_class::<model::Token>()?;
+    module.add_class::<model::Generation>()?;
     Ok(())
 }
