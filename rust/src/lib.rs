@@ -23,5 +23,6 @@ pub mod runner;
 pub mod sample;
 pub mod store;
 pub mod telemetry;
+pub mod template;
 pub mod threads;
 pub mod tokenizer;

@@ -3,6 +3,7 @@
 mod engine;
 mod error;
 mod model;
+mod template;
 mod tokenizer;
 mod wire;
 
@@ -13,6 +14,7 @@ use pyo3::prelude::*;
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     error::register(module)?;
+    module.add_class::<template::ChatTemplate>()?;
     module.add_class::<tokenizer::Tokenizer>()?;
     module.add_class::<wire::RecordReader>()?;
     module.add_function(wrap_pyfunction!(wire::format_submit, module)?)?;
