@@ -50,7 +50,7 @@ pub enum Error {
 
     // --- resources ---
     /// A memory budget is too small for what must be in it.
-    #[error("{what}: need {need_bytes} bytes, the budget is {have_bytes} bytes")]
+    #[error("{what}: need {}, the budget is {}", human_bytes(*need_bytes), human_bytes(*have_bytes))]
     DoesNotFit {
         /// What does not fit.
         what: String,
@@ -114,6 +114,19 @@ pub enum Error {
     Interrupted,
 }
 
+/// Bytes in decimal units, to three digits, for people.
+pub fn human_bytes(bytes: u64) -> String {
+    let mut value = bytes as f64;
+    for unit in ["bytes", "kB", "MB", "GB"] {
+        if value < 999.5 {
+            let digits = if unit == "bytes" || value >= 99.95 { 0 } else { 1 };
+            return format!("{value:.digits$} {unit}");
+        }
+        value /= 1000.0;
+    }
+    format!("{value:.1} TB")
+}
+
 impl Error {
     /// Wraps an I/O error with the file it concerns.
     pub fn io(path: impl Into<PathBuf>, source: std::io::Error) -> Self {
@@ -145,6 +158,27 @@ impl Error {
             Self::ContextExceeded { .. } => "CONTEXT_EXCEEDED",
             Self::NotFound(_) => "NOT_FOUND",
             _ => "ENGINE",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_told_in_decimal_units() {
+        let cases = [
+            (0, "0 bytes"),
+            (999, "999 bytes"),
+            (1000, "1.0 kB"),
+            (29_986_816, "30.0 MB"),
+            (999_600_000, "1.0 GB"),
+            (744_000_000_000, "744 GB"),
+            (5_000_000_000_000, "5.0 TB"),
+        ];
+        for (bytes, text) in cases {
+            assert_eq!(human_bytes(bytes), text);
         }
     }
 }

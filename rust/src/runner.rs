@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use crate::cpu::{self, Isa, Memory};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, human_bytes};
 use crate::experts::ExpertStore;
 use crate::kernels::Kernels;
 use crate::kv::KvSlot;
@@ -105,9 +105,9 @@ impl Runner {
         .map_err(|e| with_reserves(e, options.ram_bytes, resident, kv_bytes))?;
         if experts.total_bytes() > budget {
             notices.push(format!(
-                "{:.2} of {:.2} GB of routed experts fit in memory; the others are read when needed",
-                budget as f64 / 1e9,
-                experts.total_bytes() as f64 / 1e9
+                "{} of {} of routed experts fit in memory; the others are read when needed",
+                human_bytes(budget),
+                human_bytes(experts.total_bytes())
             ));
         }
         let kernels = Kernels::new(options.isa.unwrap_or_else(Isa::detect));
@@ -175,7 +175,9 @@ fn with_reserves(error: Error, ram: Option<u64>, resident: u64, kv: u64) -> Erro
     match (error, ram) {
         (Error::DoesNotFit { what, need_bytes, hint, .. }, Some(ram)) => Error::DoesNotFit {
             what: format!(
-                "{what} beside {resident} bytes in use after loading and {kv} bytes of KV slots"
+                "{what} beside {} in use after loading and {} of KV slots",
+                human_bytes(resident),
+                human_bytes(kv)
             ),
             need_bytes: need_bytes + resident + kv,
             have_bytes: ram,
