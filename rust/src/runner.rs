@@ -89,11 +89,16 @@ impl Runner {
         let kv_bytes =
             (per_position * ctx.next_multiple_of(crate::kernels::KV_BLOCK) * options.slots) as u64;
         let resident = cpu::resident_bytes().max(before);
-        let budget = if let Some(budget) = options.ram_bytes {
-            budget.saturating_sub(resident + kv_bytes)
-        } else {
-            let available = Memory::read().available_bytes as f64 * AUTO_SHARE;
-            (available as u64).saturating_sub(kv_bytes)
+        let budget = match (options.ram_bytes, Memory::read().available_bytes) {
+            (Some(ram), _) => ram.saturating_sub(resident + kv_bytes),
+            (None, 0) => {
+                notices.push(
+                    "how much memory is available is unknown here; --ram bounds what experts take"
+                        .into(),
+                );
+                u64::MAX
+            }
+            (None, available) => ((available as f64 * AUTO_SHARE) as u64).saturating_sub(kv_bytes),
         };
         let experts = ExpertStore::new(
             model.catalog.clone(),
