@@ -34,7 +34,8 @@ class Model:
 
     Args:
         path: the model's folder; ``None`` is the model that comes with the package.
-        ram_gb: memory for experts in GB (1e9 bytes); ``None`` lets the engine choose.
+        ram_gb: memory budget of this process in GB (1e9 bytes), weights, experts and context
+            together; ``None`` takes what is available.
         ctx: most tokens of prompt and answer together.
         threads: worker threads; ``None`` is one for each allowed core.
         progress: called with (stage, done, total) while loading.
