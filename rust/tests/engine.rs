@@ -1,0 +1,152 @@
+//! Requests on the oracle model: what a turn yields depends on nothing but the request.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use colibri::engine::{Engine, Event, Request, Turn};
+use colibri::error::Error;
+use colibri::runner::RunnerOptions;
+
+fn engine(slots: usize, ctx: usize) -> Engine {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/oracle/glm4_moe_lite");
+    let options = RunnerOptions { slots, ctx: Some(ctx), ..RunnerOptions::default() };
+    Engine::load(&dir, &options, &mut |_, _| {}).expect("the fixture loads")
+}
+
+fn request(id: u64, slot: usize, prompt: &[u32], max_tokens: usize) -> Request {
+    Request {
+        id,
+        slot,
+        prompt: prompt.to_vec(),
+        max_tokens,
+        temperature: 0.8,
+        top_p: 0.95,
+        seed: id * 31,
+        topk: 1,
+        stop_ids: Vec::new(),
+        ignore_eos: true,
+    }
+}
+
+/// Tokens with the bits of their log-probabilities, and the turn, of each request.
+type Outcome = HashMap<u64, (Vec<(u32, u32)>, Option<Turn>)>;
+
+fn record(events: Vec<Event>, outcome: &mut Outcome) {
+    for event in events {
+        match event {
+            Event::Token { id, token } => {
+                let logprob = token.logprob.expect("asked for").to_bits();
+                outcome.entry(id).or_default().0.push((token.token, logprob));
+            }
+            Event::Done { id, turn } => outcome.entry(id).or_default().1 = Some(*turn),
+            Event::Failed { id, error } => panic!("request {id}: {error}"),
+            Event::Prefill { .. } => {}
+        }
+    }
+}
+
+fn drain(engine: &mut Engine, outcome: &mut Outcome) {
+    while !engine.active_ids().is_empty() {
+        record(engine.step(&mut |_| false), outcome);
+    }
+}
+
+fn prompt(n: usize, seed: u32) -> Vec<u32> {
+    (0..n as u32).map(|i| (i * 37 + seed * 101 + i * i % 7) % 490).collect()
+}
+
+#[test]
+fn a_turn_is_the_same_alone_in_company_and_on_a_warm_slot() {
+    let jobs = [(1, 5, 20), (2, 150, 12), (3, 70, 30), (4, 1, 25)];
+    let mut alone = Outcome::new();
+    for (id, length, tokens) in jobs {
+        let mut engine = engine(4, 256);
+        engine.submit(request(id, 0, &prompt(length, id as u32), tokens)).expect("admitted");
+        drain(&mut engine, &mut alone);
+    }
+    let mut shared = engine(4, 256);
+    for round in 0..2 {
+        let mut together = Outcome::new();
+        for (slot, (id, length, tokens)) in jobs.into_iter().enumerate() {
+            shared.submit(request(id, slot, &prompt(length, id as u32), tokens)).expect("admitted");
+            for _ in 0..slot * 2 {
+                record(shared.step(&mut |_| false), &mut together);
+            }
+        }
+        drain(&mut shared, &mut together);
+        for (id, ..) in jobs {
+            assert_eq!(together[&id].0, alone[&id].0, "request {id}, round {round}");
+        }
+    }
+}
+
+#[test]
+fn the_context_is_used_to_its_end_and_never_beyond() {
+    let mut engine = engine(1, 64);
+    let full = prompt(64, 1);
+    assert!(matches!(
+        engine.submit(request(1, 0, &full, 5)),
+        Err(Error::ContextExceeded { tokens: 64, limit: 63 })
+    ));
+    for (id, length) in [(2, 63), (3, 40), (4, 64 - 1)] {
+        let mut outcome = Outcome::new();
+        engine.submit(request(id, 0, &full[..length], 1000)).expect("admitted");
+        drain(&mut engine, &mut outcome);
+        let (tokens, turn) = &outcome[&id];
+        let turn = turn.as_ref().expect("done");
+        assert_eq!(tokens.len(), 64 - length);
+        assert!(turn.length_limited);
+        assert_eq!(turn.prompt_tokens, length);
+    }
+}
+
+#[test]
+fn a_refused_request_changes_nothing() {
+    let mut engine = engine(1, 64);
+    let mut outcome = Outcome::new();
+    engine.submit(request(1, 0, &prompt(20, 1), 3)).expect("admitted");
+    drain(&mut engine, &mut outcome);
+    let kept = engine.runner.slots[0].tokens().to_vec();
+    let refused = |engine: &mut Engine, request| engine.submit(request).expect_err("refused");
+    assert!(matches!(refused(&mut engine, request(2, 0, &[], 3)), Error::EmptyPrompt));
+    assert!(matches!(refused(&mut engine, request(2, 1, &[1], 3)), Error::BadRequest(_)));
+    assert!(matches!(refused(&mut engine, request(2, 0, &[512], 3)), Error::BadRequest(_)));
+    assert!(matches!(
+        refused(&mut engine, request(2, 0, &prompt(80, 2), 3)),
+        Error::ContextExceeded { .. }
+    ));
+    assert_eq!(engine.runner.slots[0].tokens(), kept);
+}
+
+#[test]
+fn an_interrupted_prefill_is_taken_up_again_or_stopped() {
+    let prompt = prompt(200, 3);
+    let mut calm = engine(1, 256);
+    let mut expected = Outcome::new();
+    calm.submit(request(1, 0, &prompt, 10)).expect("admitted");
+    drain(&mut calm, &mut expected);
+
+    let mut engine = engine(1, 256);
+    let mut outcome = Outcome::new();
+    engine.submit(request(1, 0, &prompt, 10)).expect("admitted");
+    let mut asked = 0;
+    for _ in 0..40 {
+        // Each chunk is abandoned after another layer, more often than not.
+        let events = engine.step(&mut |id| {
+            assert_eq!(id, 1);
+            asked += 1;
+            asked % 5 == 3
+        });
+        record(events, &mut outcome);
+    }
+    drain(&mut engine, &mut outcome);
+    assert_eq!(outcome[&1].0, expected[&1].0);
+
+    engine.submit(request(2, 0, &prompt[..150], 10)).expect("admitted");
+    record(engine.step(&mut |_| true), &mut outcome);
+    record(engine.stop(2).expect("in flight"), &mut outcome);
+    let turn = outcome[&2].1.as_ref().expect("done");
+    assert_eq!((turn.emitted, turn.length_limited), (0, false));
+    assert!(matches!(engine.stop(2), Err(Error::NotFound(2))));
+    assert!(matches!(engine.cancel(2), Err(Error::NotFound(2))));
+}
