@@ -108,7 +108,7 @@ def provenance() -> dict[str, Any]:
     git = subprocess.run(
         ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         check=False,
     )
     return {

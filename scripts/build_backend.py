@@ -66,7 +66,7 @@ def build_page() -> None:
     if not (WEB / "package-lock.json").is_file():
         return
     digest = source_digest()
-    if STAMP.is_file() and STAMP.read_text() == digest:
+    if STAMP.is_file() and STAMP.read_text(encoding="utf-8") == digest:
         return
     if (reason := node_problem()) is not None:
         say(f"the web page is left out: {reason}")
@@ -78,7 +78,7 @@ def build_page() -> None:
     fresh = STATIC.with_name("static.new")
     shutil.rmtree(fresh, ignore_errors=True)
     shutil.copytree(WEB / "dist", fresh)
-    (fresh / STAMP.name).write_text(digest)
+    (fresh / STAMP.name).write_text(digest, encoding="utf-8")
     shutil.rmtree(STATIC, ignore_errors=True)
     fresh.rename(STATIC)
 
@@ -101,7 +101,7 @@ def node_problem() -> str | None:
     if node is None or shutil.which("npm") is None:
         return f"Node {wanted} or newer with npm is needed (https://nodejs.org)"
     version = subprocess.run(
-        [node, "--version"], capture_output=True, text=True, check=False
+        [node, "--version"], capture_output=True, encoding="utf-8", check=False
     ).stdout
     found = re.match(r"v(\d+)\.(\d+)", version)
     if found is None or tuple(map(int, found.groups())) < MIN_NODE:

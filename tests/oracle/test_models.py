@@ -23,7 +23,7 @@ WEIGHTS = 1e-4
 @pytest.fixture(params=["glm4_moe", "glm4_moe_lite"])
 def oracle(request: pytest.FixtureRequest) -> tuple[colibri.Model, dict[str, Any], Any]:
     folder = ORACLE / request.param
-    reference = json.loads((folder / "reference.json").read_text())
+    reference = json.loads((folder / "reference.json").read_text(encoding="utf-8"))
     return colibri.Model(folder), reference, np.load(folder / "reference.npz")
 
 

@@ -76,7 +76,9 @@ def test_both_commands_are_installed() -> None:
     }
     for command in scripts:
         done = subprocess.run(
-            [Path(sys.executable).with_name(command), "--version"], capture_output=True, text=True
+            [Path(sys.executable).with_name(command), "--version"],
+            capture_output=True,
+            encoding="utf-8",
         )
         assert done.returncode == 0, done.stderr
         assert colibri.__version__ in done.stdout

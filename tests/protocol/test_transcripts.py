@@ -40,7 +40,7 @@ def pattern(text: str) -> re.Pattern[bytes]:
 
 
 def steps(path: Path) -> Iterator[tuple[int, str, str]]:
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if line and not line.startswith("#"):
             assert line[0] in "><*$", f"{path.name}:{number}: {line}"
             yield number, line[0], line[2:]

@@ -33,7 +33,7 @@ def test_plain_encoding_knows_no_added_token(tokenizer):
 
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path):
     path = tmp_path / "tokenizer.json"
-    path.write_text("{}")
+    path.write_text("{}", encoding="utf-8")
     with pytest.raises(_core.ColibriCoreError) as raised:
         _core.Tokenizer(str(path))
     assert raised.value.code == "ENGINE"

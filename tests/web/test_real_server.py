@@ -30,7 +30,7 @@ def installed_package() -> Path:
 def origin() -> Iterator[str]:
     installed_package()
     command = [sys.executable, "-m", "colibri", "serve", "--port", "0", "--threads", "2"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, encoding="utf-8") as process:
         assert process.stderr is not None
         lines: list[str] = []
         try:
