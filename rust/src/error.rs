@@ -119,8 +119,8 @@ pub fn human_bytes(bytes: u64) -> String {
     let mut value = bytes as f64;
     for unit in ["bytes", "kB", "MB", "GB"] {
         if value < 999.5 {
-            let digits = if unit == "bytes" || value >= 99.95 { 0 } else { 1 };
-            return format!("{value:.digits$} {unit}");
+            let whole = unit == "bytes" || value >= 99.95;
+            return if whole { format!("{value:.0} {unit}") } else { format!("{value:.1} {unit}") };
         }
         value /= 1000.0;
     }
