@@ -150,3 +150,72 @@ fn an_interrupted_prefill_is_taken_up_again_or_stopped() {
     assert!(matches!(engine.stop(2), Err(Error::NotFound(2))));
     assert!(matches!(engine.cancel(2), Err(Error::NotFound(2))));
 }
+
+/// A copy of the fixture in a folder of its own.
+fn copy() -> tempfile::TempDir {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/oracle/glm4_moe_lite");
+    let to = tempfile::tempdir().expect("a folder");
+    for name in ["config.json", "tokenizer.json", "model.safetensors"] {
+        std::fs::copy(from.join(name), to.path().join(name)).expect("a copy");
+    }
+    to
+}
+
+fn failures(engine: &mut Engine) -> Vec<(u64, Error)> {
+    let mut failed = Vec::new();
+    while !engine.active_ids().is_empty() {
+        for event in engine.step(&mut |_| false) {
+            if let Event::Failed { id, error } = event {
+                failed.push((id, error));
+            }
+        }
+    }
+    failed
+}
+
+#[test]
+fn an_expert_that_cannot_be_read_fails_its_requests_and_nothing_else() {
+    let dir = copy();
+    let file = dir.path().join("model.safetensors");
+    let whole = std::fs::read(&file).expect("bytes");
+    let options = RunnerOptions::default();
+    let mut engine = Engine::load(dir.path(), &options, &mut |_, _| {}).expect("it loads");
+    let cut = std::fs::OpenOptions::new().write(true).open(&file).expect("the file");
+    cut.set_len(20_000).expect("it is cut");
+    engine.submit(request(1, 0, &prompt(30, 1), 5)).expect("admitted");
+    let failed = failures(&mut engine);
+    assert!(matches!(failed[..], [(1, Error::Io { .. })]), "{failed:?}");
+    // The file comes back, as after a network drive's hiccup: the next request is served, and as
+    // if nothing had happened.
+    std::fs::write(&file, whole).expect("restored");
+    let mut outcome = Outcome::new();
+    engine.submit(request(2, 0, &prompt(30, 1), 5)).expect("admitted");
+    drain(&mut engine, &mut outcome);
+    let mut calm = self::engine(1, 256);
+    let mut expected = Outcome::new();
+    calm.submit(request(2, 0, &prompt(30, 1), 5)).expect("admitted");
+    drain(&mut calm, &mut expected);
+    assert_eq!(outcome[&2].0, expected[&2].0);
+}
+
+#[test]
+fn a_weight_that_is_not_finite_is_named_and_ends_only_what_meets_it() {
+    let dir = copy();
+    let file = dir.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&file).expect("bytes");
+    let header_len = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes")) as usize;
+    let header: serde_json::Value =
+        serde_json::from_slice(&bytes[8..8 + header_len]).expect("a header");
+    let embed = &header["model.embed_tokens.weight"];
+    let start = embed["data_offsets"][0].as_u64().expect("an offset") as usize + 8 + header_len;
+    // Token 7's first component becomes a bf16 NaN.
+    let at = start + 7 * 64 * 2;
+    bytes[at..at + 2].copy_from_slice(&[0xc0, 0x7f]);
+    std::fs::write(&file, bytes).expect("written");
+    let options = RunnerOptions { slots: 2, ..RunnerOptions::default() };
+    let mut engine = Engine::load(dir.path(), &options, &mut |_, _| {}).expect("it loads");
+    engine.submit(request(1, 0, &[1, 2, 7, 3], 5)).expect("admitted");
+    engine.submit(request(2, 1, &[1, 2, 4, 3], 5)).expect("admitted");
+    let failed = failures(&mut engine);
+    assert!(matches!(failed[..], [(1, Error::NonFinite { position: 2, .. })]), "{failed:?}");
+}
