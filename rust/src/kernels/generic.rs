@@ -114,7 +114,9 @@ impl<E: Copy, W: Fn(E) -> f32 + Copy> Tiles for Plain<'_, E, W> {
     }
 }
 
-/// Exact integer dot of each group, then one chain of fused multiply-adds over the groups.
+/// Exact integer dots of each group, then one chain of fused multiply-adds over the groups.
+///
+/// `dot(tile, group, x)` takes the group's inputs of `R` rows, so that weights are unpacked once.
 #[inline(always)]
 fn accumulate_groups<const T: usize, const R: usize>(
     scales: &[f32],
@@ -123,23 +125,24 @@ fn accumulate_groups<const T: usize, const R: usize>(
     x: Rows<'_>,
     first_row: usize,
     out: &mut [[Lanes; R]; T],
-    dot: impl Fn(usize, usize, &[i8]) -> [i32; TILE],
+    dot: impl Fn(usize, usize, [&[i8]; R]) -> [[i32; TILE]; R],
 ) {
     let groups = x.n_in / group;
     for (t, rows) in out.iter_mut().enumerate() {
-        for (r, acc) in rows.iter_mut().enumerate() {
-            let q = &x.q[(first_row + r) * x.n_in..(first_row + r + 1) * x.n_in];
-            let mut sum = [0.0f32; TILE];
-            for g in 0..groups {
-                let d = dot(first + t, g, &q[g * group..(g + 1) * group]);
-                let w_scale = lanes(scales, (first + t) * groups + g);
+        let mut sums = [[0.0f32; TILE]; R];
+        for g in 0..groups {
+            let x_group: [&[i8]; R] =
+                std::array::from_fn(|r| &x.q[(first_row + r) * x.n_in + g * group..][..group]);
+            let d = dot(first + t, g, x_group);
+            let w_scale = lanes(scales, (first + t) * groups + g);
+            for r in 0..R {
                 let x_scale = x.scales[(first_row + r) * groups + g];
                 for l in 0..TILE {
-                    sum[l] = (d[l] as f32).mul_add(w_scale[l] * x_scale, sum[l]);
+                    sums[r][l] = (d[r][l] as f32).mul_add(w_scale[l] * x_scale, sums[r][l]);
                 }
             }
-            *acc = sum;
         }
+        *rows = sums;
     }
 }
 
@@ -152,13 +155,16 @@ impl Tiles for Int8<'_> {
         first_row: usize,
         out: &mut [[Lanes; R]; T],
     ) {
-        let dot = |tile: usize, g: usize, x_group: &[i8]| {
+        let dot = |tile: usize, g: usize, x_group: [&[i8]; R]| {
             let at = tile * x.n_in + g * self.group;
-            let mut d = [0i32; TILE];
-            for (k, &xk) in x_group.iter().enumerate() {
-                let w = lanes(self.q, at + k);
-                for l in 0..TILE {
-                    d[l] += i32::from(w[l]) * i32::from(xk);
+            let mut d = [[0i32; TILE]; R];
+            for k in 0..self.group {
+                let w = lanes(self.q, at + k).map(i32::from);
+                for r in 0..R {
+                    let xk = i32::from(x_group[r][k]);
+                    for l in 0..TILE {
+                        d[r][l] += w[l] * xk;
+                    }
                 }
             }
             d
@@ -176,16 +182,19 @@ impl Tiles for Int4<'_> {
         first_row: usize,
         out: &mut [[Lanes; R]; T],
     ) {
-        let dot = |tile: usize, g: usize, x_group: &[i8]| {
-            let at = usize::midpoint(tile * x.n_in, g * self.group);
-            let mut d = [0i32; TILE];
-            for (k, pair) in x_group.chunks_exact(2).enumerate() {
+        let dot = |tile: usize, g: usize, x_group: [&[i8]; R]| {
+            let at = (tile * x.n_in + g * self.group) / 2;
+            let mut d = [[0i32; TILE]; R];
+            for k in 0..self.group / 2 {
                 let w = lanes(self.q, at + k);
-                let (even, odd) = (i32::from(pair[0]), i32::from(pair[1]));
-                for l in 0..TILE {
-                    let low = i32::from(w[l] & 15) - 8;
-                    let high = i32::from(w[l] >> 4) - 8;
-                    d[l] += low * even + high * odd;
+                let low = w.map(|w| i32::from(w & 15) - 8);
+                let high = w.map(|w| i32::from(w >> 4) - 8);
+                for r in 0..R {
+                    let even = i32::from(x_group[r][2 * k]);
+                    let odd = i32::from(x_group[r][2 * k + 1]);
+                    for l in 0..TILE {
+                        d[r][l] += low[l] * even + high[l] * odd;
+                    }
                 }
             }
             d
