@@ -4,6 +4,7 @@
 //! of tokens. Does not own: chat templates, stop strings, or which tokens end a turn.
 
 use crate::error::{Error, Result};
+use serde::Deserialize as _;
 use serde_json::Value;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 mod bytes;
+mod extent;
 mod stream;
 
 pub use stream::Utf8Stream;
@@ -30,6 +32,8 @@ pub struct Tokenizer {
     plain: OnceLock<tokenizers::Tokenizer>,
     token_bytes: TokenBytes,
     strips_first_space: bool,
+    /// Bytes of text behind one byte of token, `None` without bound.
+    shrinkage: Option<usize>,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -70,9 +74,10 @@ impl Tokenizer {
         }
         file["truncation"] = Value::Null;
         file["padding"] = Value::Null;
-        let parsed = guarded(|| serde_json::from_value::<tokenizers::Tokenizer>(file));
+        let parsed = guarded(|| tokenizers::Tokenizer::deserialize(&file));
         let inner = parsed.map_err(&bad)?.map_err(|error| bad(format!("no tokenizer: {error}")))?;
         let vocab = inner.get_vocab(false);
+        let shrinkage = extent::shrinkage(&file, &vocab, style);
         for (content, id) in &added {
             if inner.token_to_id(content) != Some(*id) {
                 return Err(bad(format!("added token {content:?} cannot have id {id}")));
@@ -80,7 +85,7 @@ impl Tokenizer {
         }
         let token_bytes = TokenBytes::new(&vocab, &added, style).map_err(bad)?;
         let path = path.to_owned();
-        Ok(Self { path, inner, plain: OnceLock::new(), token_bytes, strips_first_space })
+        Ok(Self { path, inner, plain: OnceLock::new(), token_bytes, strips_first_space, shrinkage })
     }
 
     /// Token ids of `text`; no token is added to it.
@@ -132,6 +137,20 @@ impl Tokenizer {
     /// One more than the largest id.
     pub fn vocab_size(&self) -> usize {
         self.token_bytes.len()
+    }
+
+    /// Most bytes of text that one token can stand for, at least 1.
+    ///
+    /// That is the longest token, or three times it where the text is composed to NFC first. Text
+    /// of more than `n` times this many bytes never fits in `n` tokens, unless [`Self::may_shrink`].
+    pub fn max_token_bytes(&self) -> usize {
+        (self.token_bytes.longest() * self.shrinkage.unwrap_or(1)).max(1)
+    }
+
+    /// Whether encoding may drop text or merge any amount of it into one token, by a normaliser,
+    /// a pre-tokenizer or an unknown token; true also where that cannot be excluded.
+    pub fn may_shrink(&self) -> bool {
+        self.shrinkage.is_none()
     }
 
     /// The id of a token by its text, as it is spelled in the file.
