@@ -1,20 +1,22 @@
 //! Text to token ids and back, over the `tokenizers` crate.
 //!
-//! Owns: checks of `tokenizer.json`, the raw bytes of every token, whole characters from a stream
+//! Owns: checks of `tokenizer.json`, bounds on what it can do to a text, the raw bytes of every token, whole characters from a stream
 //! of tokens. Does not own: chat templates, stop strings, or which tokens end a turn.
 
 use crate::error::{Error, Result};
 use serde::Deserialize as _;
 use serde_json::Value;
 use std::collections::HashMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 mod bytes;
 mod extent;
+mod growth;
+mod quiet;
 mod stream;
 
+pub(crate) use quiet::catch_quietly;
 pub use stream::Utf8Stream;
 
 use bytes::{TokenBytes, TokenStyle};
@@ -62,6 +64,7 @@ impl Tokenizer {
         if !file.is_object() {
             return Err(bad("no JSON object".to_owned()));
         }
+        growth::check(&file).map_err(bad)?;
         let style = TokenStyle::of(&file)?;
         let strips_first_space = bytes::strips_first_space(&file);
         let added = added_tokens(&file).map_err(bad)?;
@@ -72,8 +75,11 @@ impl Tokenizer {
                 token["special"] = Value::Bool(true);
             }
         }
-        file["truncation"] = Value::Null;
-        file["padding"] = Value::Null;
+        // What is not used cannot do harm: tokens are decoded by their bytes here, and no token is
+        // added to a text, which is what a post-processor does.
+        for unused in ["truncation", "padding", "post_processor", "decoder"] {
+            file[unused] = Value::Null;
+        }
         let parsed = guarded(|| tokenizers::Tokenizer::deserialize(&file));
         let inner = parsed.map_err(&bad)?.map_err(|error| bad(format!("no tokenizer: {error}")))?;
         let vocab = inner.get_vocab(false);
@@ -180,7 +186,7 @@ fn read_capped(path: &Path) -> Result<Vec<u8>> {
 
 /// Runs code of the crate; a panic over a hostile file or text becomes an error.
 fn guarded<T>(run: impl FnOnce() -> T) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(run)).map_err(|_| "the tokenizer failed".to_owned())
+    catch_quietly(run).ok_or_else(|| "the tokenizer failed".to_owned())
 }
 
 /// Content and id of the added tokens.

@@ -237,3 +237,80 @@ fn what_may_drop_text_is_told() {
         assert!(load_changed(change).unwrap().may_shrink(), "{name}");
     }
 }
+
+#[test]
+fn files_that_blow_text_up_are_refused() {
+    let replace = |pattern: Value, content: &str| json!({"type": "Replace", "pattern": pattern, "content": content});
+    let doubling = replace(json!({"String": "a"}), "aa");
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "use_regex": false});
+    let metaspace = json!({"type": "Metaspace", "replacement": "x", "prepend_scheme": "always"});
+    let sequence = |list: &str, stages: Vec<Value>| json!({"type": "Sequence", list: stages});
+    let mut nested = doubling.clone();
+    for _ in 0..5 {
+        nested = sequence("normalizers", vec![nested.clone(), nested]);
+    }
+    let normalizers = [
+        sequence("normalizers", vec![doubling.clone(); 40]),
+        sequence("normalizers", vec![replace(json!({"Regex": "."}), "aa"); 40]),
+        sequence("normalizers", vec![json!({"type": "ByteLevel"}); 40]),
+        sequence("normalizers", vec![json!({"type": "NFC"}); 40]),
+        nested,
+        replace(json!({"String": ""}), "a"),
+        replace(json!({"Regex": ""}), "a"),
+        replace(json!({"String": "a"}), &"a".repeat(1000)),
+        json!({"type": "Prepend", "prepend": "a".repeat(1000)}),
+        json!({"type": "Precompiled", "precompiled_charsmap": ""}),
+        // The crate guesses what has no type, and ignores a list where none belongs.
+        json!({"pattern": {"String": "a"}, "content": "a".repeat(1000)}),
+        json!({"type": "Replace", "pattern": {"String": "a"}, "content": "a".repeat(1000), "normalizers": []}),
+    ];
+    for normalizer in normalizers {
+        let error = load_changed(|file| file["normalizer"] = normalizer.clone());
+        assert!(matches!(error, Err(Error::BadFile { .. })), "{normalizer}");
+    }
+    for stages in [
+        vec![byte_level.clone(); 5],
+        vec![
+            json!({"type": "Digits", "individual_digits": true}),
+            metaspace.clone(),
+            metaspace.clone(),
+            metaspace.clone(),
+            metaspace.clone(),
+            metaspace,
+        ],
+        vec![json!({"type": "FixedLength", "length": 0})],
+        vec![
+            json!({"type": "Split", "pattern": {"String": ""}, "behavior": "Isolated", "invert": false}),
+        ],
+    ] {
+        let error =
+            load_changed(|file| file["pre_tokenizer"] = sequence("pretokenizers", stages.clone()));
+        assert!(matches!(error, Err(Error::BadFile { .. })), "{stages:?}");
+    }
+}
+
+#[test]
+fn a_post_processor_is_without_effect() {
+    let copies = vec![json!({"Sequence": {"id": "A", "type_id": 0}}); 1000];
+    let tokenizer = load_changed(|file| {
+        file["post_processor"] = json!({"type": "TemplateProcessing", "single": copies, "pair": [], "special_tokens": {}});
+    });
+    let text = "once upon a time";
+    assert_eq!(
+        tokenizer.unwrap().encode(text, true).unwrap(),
+        glm("glm4_moe").encode(text, true).unwrap()
+    );
+}
+
+#[test]
+fn a_pattern_that_matches_nothing_is_an_error_or_an_encoding() {
+    for regex in ["x*", "(?=a)", "\\b", "$"] {
+        let loaded = load_changed(|file| {
+            file["normalizer"] =
+                json!({"type": "Replace", "pattern": {"Regex": regex}, "content": "zz"});
+        });
+        if let Ok(tokenizer) = loaded {
+            let _ = tokenizer.encode("a banana \u{1f426}", true);
+        }
+    }
+}
