@@ -1,28 +1,30 @@
 //! Chat templates: conversations to prompts, rendered by minijinja.
 //!
 //! Templates come with model files, so they are code from strangers: they reach nothing but their
-//! variables, and fuel, output size, nesting and source size are limited. One gap is known: the
-//! engine joins lists lazily and copies the result once it is 32 joins deep, without fuel, so a
-//! template that doubles a list 33 times exhausts memory. Owns: the environment
-//! that templates of the Hugging Face `transformers` library expect. Does not own: which template
-//! a model uses, or the checking of messages.
+//! variables, and fuel, output size, nesting and source size are limited. The engine has operations
+//! that no fuel covers (joining lists, comparing what holds itself), so a server renders in a
+//! process that may die of them. Owns: the environment that templates of the Hugging Face
+//! `transformers` library expect. Does not own: that process, which template a model uses, or the
+//! checking of messages.
 
+mod chains;
 mod date;
 mod json;
 mod python;
 
 use crate::error::{Error, Result};
+use crate::tokenizer::catch_quietly;
 use minijinja::value::{Kwargs, Rest, Serde};
 use minijinja::{AutoEscape, Environment, ErrorKind, State, UndefinedBehavior, Value};
 use std::error::Error as _;
 use std::fmt::Write as _;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Work one rendering may do: roughly instructions, or 64-byte units of data.
 const FUEL: u64 = 2_000_000;
-/// Stack to render on. A loop can nest a list once for every few units of fuel, and the engine
-/// recurses to compare, print and release it; pages that are not touched cost nothing.
+/// Stack to compile and render on. The engine recurses over syntax, and a loop can nest a list once
+/// for every few units of fuel, to be compared, printed and released by recursion; pages that are
+/// not touched cost nothing.
 const STACK_BYTES: usize = 512 << 20;
 /// Largest prompt in bytes.
 const MAX_OUTPUT_BYTES: usize = 32 << 20;
@@ -43,11 +45,13 @@ impl ChatTemplate {
     /// Compiles `source`; `bos` and `eos` become `bos_token` and `eos_token`.
     ///
     /// # Errors
-    /// [`Error::Template`] if the source does not parse or is too large.
+    /// [`Error::Template`] if the source does not parse, is too large or could nest too deeply.
     pub fn new(source: &str, bos: Option<&str>, eos: Option<&str>) -> Result<Self> {
         if source.len() > MAX_SOURCE_BYTES {
             return Err(Error::Template("larger than 1 MiB".to_owned()));
         }
+        let source = without_generation_tags(source);
+        chains::check(&source).map_err(Error::Template)?;
         let mut environment = Environment::new();
         let syntax = minijinja::syntax::SyntaxConfig::builder()
             .trim_blocks(true)
@@ -74,8 +78,9 @@ impl ChatTemplate {
                 environment.add_global(name, token);
             }
         }
-        guarded(|| environment.add_template_owned(NAME, without_generation_tags(source)))?
-            .map_err(|error| message(&error))?;
+        on_large_stack(|| {
+            environment.add_template_owned(NAME, source).map_err(|error| message(&error))
+        })?;
         Ok(Self { environment })
     }
 
@@ -87,15 +92,7 @@ impl ChatTemplate {
         if !context.is_object() {
             return Err(Error::Template("the variables are no JSON object".to_owned()));
         }
-        let output = std::thread::scope(|scope| {
-            std::thread::Builder::new()
-                .name("template".to_owned())
-                .stack_size(STACK_BYTES)
-                .spawn_scoped(scope, || guarded(|| self.render_here(context))?)
-                .map_err(|error| Error::Template(format!("no thread to render on: {error}")))?
-                .join()
-                .unwrap_or_else(|_| Err(Error::Template("the template engine failed".to_owned())))
-        })?;
+        let output = on_large_stack(|| self.render_here(context))?;
         String::from_utf8(output).map_err(|_| Error::Template("output is no UTF-8".to_owned()))
     }
 }
@@ -129,9 +126,17 @@ impl std::io::Write for Capped {
 }
 
 /// Runs code of the template engine; a panic over a hostile template becomes an error.
-fn guarded<T>(run: impl FnOnce() -> T) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(run))
-        .map_err(|_| Error::Template("the template engine failed".to_owned()))
+fn on_large_stack<T: Send>(run: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    let failed = || Error::Template("the template engine failed".to_owned());
+    std::thread::scope(|scope| {
+        std::thread::Builder::new()
+            .name("template".to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn_scoped(scope, || catch_quietly(run).ok_or_else(failed)?)
+            .map_err(|error| Error::Template(format!("no thread to work on: {error}")))?
+            .join()
+            .unwrap_or_else(|_| Err(failed()))
+    })
 }
 
 /// Marks an error as raised by the template itself.

@@ -164,3 +164,31 @@ fn values_nested_by_a_loop_do_not_crash() {
         assert!(start.elapsed() < Duration::from_secs(5), "{use_of_it}: {:?}", start.elapsed());
     }
 }
+
+#[test]
+fn syntax_that_nests_by_chains_is_refused() {
+    for source in [
+        format!("{{{{{}1}}}}", "-".repeat(30_000)),
+        format!("{{{{ {}1 }}}}", "not ".repeat(100_000)),
+        format!("{{{{ {}1 }}}}", "1~".repeat(50_000)),
+        format!("{{{{ a{} }}}}", ".b".repeat(50_000)),
+        format!("{{{{ a{} }}}}", "|string".repeat(50_000)),
+        format!("{{% if a %}}{}{{% endif %}}", "{% elif a %}".repeat(50_000)),
+    ] {
+        assert!(matches!(ChatTemplate::new(&source, None, None), Err(Error::Template(_))));
+    }
+}
+
+#[test]
+fn syntax_at_the_limits_compiles_and_is_released() {
+    for source in [
+        format!("{{{{ {}1 }}}}", "-".repeat(8_000)),
+        format!("{{{{ {}1 }}}}", "1~".repeat(4_000)),
+        format!("{{{{ a{} }}}}", ".b".repeat(4_000)),
+        format!("{{{{ a{} }}}}", "|string".repeat(4_000)),
+        format!("{{{{ a{} }}}}", "(b)".repeat(2_700)),
+        format!("{{% if a %}}{}{{% endif %}}", "{% elif a %}".repeat(4_000)),
+    ] {
+        let _ = render(&source, &json!({}));
+    }
+}
