@@ -9,6 +9,7 @@ from colibri import _core
 from colibri.errors import ModelError, RequestError
 from colibri.models import ModelInfo
 from colibri.openai.json import dumps
+from colibri.template_process import TemplateProcess
 from colibri.text_filters import THINK_OPEN
 
 
@@ -20,20 +21,23 @@ class PromptRenderer:
     """
 
     def __init__(self, model: ModelInfo) -> None:
-        self._template: _core.ChatTemplate | None = None
+        self._process: TemplateProcess | None = None
         self._source = model.template or ""
         if model.template is not None:
+            tokens = {"bos_token": model.bos_token, "eos_token": model.eos_token}
             try:
-                self._template = _core.ChatTemplate(
-                    model.template, bos_token=model.bos_token, eos_token=model.eos_token
-                )
+                # A mistake in it is known at once; what is rendered is compiled over there.
+                _core.ChatTemplate(model.template, **tokens)
             except _core.ColibriCoreError as error:
                 raise ModelError(f"chat template: {error}") from error
+            except UnicodeError as error:
+                raise ModelError("chat template: half of a surrogate pair") from error
+            self._process = TemplateProcess({"source": model.template, **tokens})
 
     @property
     def available(self) -> bool:
         """Whether the model has a chat template."""
-        return self._template is not None
+        return self._process is not None
 
     @property
     def thinks(self) -> bool:
@@ -43,21 +47,28 @@ class PromptRenderer:
     def render(
         self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None
     ) -> str:
-        """Returns the prompt that asks for the next answer.
+        """Returns the prompt that asks for the next answer; blocks for as long as that takes.
 
         Raises:
-            RequestError: the template refuses these messages, or there is none.
+            RequestError: the template refuses these messages or fails, or there is none.
         """
-        if self._template is None:
+        return self._template().render(_context(messages, variables))
+
+    async def render_async(
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None
+    ) -> str:
+        """Does the same without blocking the event loop."""
+        return await self._template().render_async(_context(messages, variables))
+
+    def _template(self) -> TemplateProcess:
+        if self._process is None:
             raise RequestError(
                 "this model has no chat template",
                 code="no_chat_template",
                 hint="send the text to /v1/completions",
             )
-        context = {**(variables or {}), "messages": messages, "add_generation_prompt": True}
-        try:
-            return self._template.render(dumps(context))
-        except _core.ColibriCoreError as error:
-            raise RequestError(
-                f"the chat template refuses these messages: {error}", param="messages"
-            ) from error
+        return self._process
+
+
+def _context(messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None) -> str:
+    return dumps({**(variables or {}), "messages": messages, "add_generation_prompt": True})
