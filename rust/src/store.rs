@@ -7,7 +7,8 @@ mod source;
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::io::Read as _;
+use std::os::unix::fs::{FileExt, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -91,7 +92,7 @@ impl Catalog {
     }
 
     fn add_shard(&mut self, path: &Path) -> Result<()> {
-        let file = File::open(path).map_err(|e| Error::io(path, e))?;
+        let file = open_regular(path)?;
         let file_bytes = file.metadata().map_err(|e| Error::io(path, e))?.len();
         let mut prefix = [0u8; 8];
         if file_bytes < 8 {
@@ -261,13 +262,15 @@ fn list_shards(dir: &Path) -> Result<std::collections::BTreeSet<String>> {
     Ok(names)
 }
 
-/// Reads and parses a JSON file of a model folder.
+/// Opens a file of a model folder, which must be a regular one: a pipe would never end its
+/// opening, and a device never its content. Checked on what was opened, so nothing can be swapped.
 ///
 /// # Errors
-/// [`Error::FileMissing`], or [`Error::BadFile`] for one that is oversized or not JSON.
-pub fn read_json(path: &Path) -> Result<Value> {
-    let length = match std::fs::metadata(path) {
-        Ok(metadata) => metadata.len(),
+/// [`Error::FileMissing`], or [`Error::BadFile`] for anything that is no regular file.
+pub fn open_regular(path: &Path) -> Result<File> {
+    let opened = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let file = match opened {
+        Ok(file) => file,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             return Err(Error::FileMissing {
                 path: path.to_owned(),
@@ -277,10 +280,31 @@ pub fn read_json(path: &Path) -> Result<Value> {
         }
         Err(e) => return Err(Error::io(path, e)),
     };
-    if length > MAX_JSON_BYTES {
-        return Err(Error::bad_file(path, format!("{length} bytes are too many for a JSON file")));
+    if !file.metadata().map_err(|e| Error::io(path, e))?.is_file() {
+        return Err(Error::bad_file(path, "is not a regular file"));
     }
-    let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+    Ok(file)
+}
+
+/// Reads a file of a model folder of at most `limit` bytes, however long it claims to be.
+///
+/// # Errors
+/// Those of [`open_regular`], and [`Error::BadFile`] for one that is longer.
+pub fn read_capped(path: &Path, limit: u64) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open_regular(path)?.take(limit + 1).read_to_end(&mut bytes).map_err(|e| Error::io(path, e))?;
+    if bytes.len() as u64 > limit {
+        return Err(Error::bad_file(path, format!("larger than {} MiB", limit >> 20)));
+    }
+    Ok(bytes)
+}
+
+/// Reads and parses a JSON file of a model folder.
+///
+/// # Errors
+/// [`Error::FileMissing`], or [`Error::BadFile`] for one that is oversized or not JSON.
+pub fn read_json(path: &Path) -> Result<Value> {
+    let bytes = read_capped(path, MAX_JSON_BYTES)?;
     serde_json::from_slice(&bytes)
         .map_err(|e| Error::bad_file(path, format!("not valid JSON: {e}")))
 }
@@ -352,5 +376,40 @@ mod tests {
             .expect("an index");
         let error = Catalog::open(dir.path()).err().expect("refused");
         assert!(error.hint().is_some_and(|hint| hint.starts_with("2 of 2 shards")), "{error:?}");
+    }
+
+    fn make_pipe(path: &Path) {
+        let made = std::process::Command::new("mkfifo").arg(path).status().expect("mkfifo runs");
+        assert!(made.success());
+    }
+
+    #[test]
+    fn pipes_devices_and_folders_are_refused_at_once() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let pipe = dir.path().join("pipe");
+        make_pipe(&pipe);
+        let zero = dir.path().join("zero");
+        std::os::unix::fs::symlink("/dev/zero", &zero).expect("a link");
+        for path in [&pipe, &zero, dir.path()] {
+            let error = read_json(path).expect_err("refused");
+            assert!(matches!(error, Error::BadFile { .. }), "{error}");
+            assert!(error.to_string().contains("not a regular file"), "{error}");
+        }
+        for name in ["model.safetensors.index.json", "model.safetensors"] {
+            let dir = tempfile::tempdir().expect("a folder");
+            make_pipe(&dir.path().join(name));
+            assert!(Catalog::open(dir.path()).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn no_more_than_the_limit_is_read() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("long");
+        std::fs::write(&path, [b' '; 11]).expect("a file");
+        assert_eq!(read_capped(&path, 11).expect("all of it").len(), 11);
+        assert!(matches!(read_capped(&path, 10), Err(Error::BadFile { .. })));
+        assert!(matches!(read_capped(&path.join("x"), 10), Err(Error::Io { .. })));
+        assert!(matches!(read_capped(&dir.path().join("none"), 1), Err(Error::FileMissing { .. })));
     }
 }

@@ -4,6 +4,7 @@
 //! of tokens. Does not own: chat templates, stop strings, or which tokens end a turn.
 
 use crate::error::{Error, Result};
+use crate::store::read_capped;
 use serde::Deserialize as _;
 use serde_json::Value;
 use std::collections::HashMap;
@@ -56,7 +57,7 @@ impl Tokenizer {
     /// whose tokens have no fixed bytes.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let json = read_capped(path)?;
+        let json = read_capped(path, MAX_FILE_BYTES)?;
         let bad = |reason: String| Error::bad_file(path, reason);
         let mut file: Value =
             serde_json::from_slice(&json).map_err(|error| bad(format!("no JSON: {error}")))?;
@@ -163,25 +164,6 @@ impl Tokenizer {
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
-}
-
-fn read_capped(path: &Path) -> Result<Vec<u8>> {
-    use std::io::Read as _;
-    let file = std::fs::File::open(path).map_err(|source| match source.kind() {
-        std::io::ErrorKind::NotFound => Error::FileMissing {
-            path: path.to_owned(),
-            hint: "a model folder needs its tokenizer.json".to_owned(),
-        },
-        _ => Error::io(path, source),
-    })?;
-    let mut bytes = Vec::new();
-    file.take(MAX_FILE_BYTES + 1)
-        .read_to_end(&mut bytes)
-        .map_err(|source| Error::io(path, source))?;
-    if bytes.len() as u64 > MAX_FILE_BYTES {
-        return Err(Error::bad_file(path, "larger than 64 MiB"));
-    }
-    Ok(bytes)
 }
 
 /// Runs code of the crate; a panic over a hostile file or text becomes an error.
