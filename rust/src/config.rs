@@ -3,6 +3,7 @@
 //! Owns: typed access and ranges, the facts all families share. Does not own: which keys a family
 //! has (`model::arch`).
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -43,7 +44,10 @@ impl Config {
         let generation_path = dir.join("generation_config.json");
         let generation =
             if generation_path.exists() { read_json(&generation_path)? } else { Value::Null };
-        Ok(Self { path, json, generation })
+        let config = Self { path, json, generation };
+        // All families divide by a root over it. Zero makes nothing of a row of zeros.
+        config.opt_number("rms_norm_eps", f64::from(f32::MIN_POSITIVE)..=1.0)?;
+        Ok(config)
     }
 
     /// The file's path, for messages.
@@ -92,15 +96,28 @@ impl Config {
         }
     }
 
-    /// The finite number `key`, or `default` where absent.
+    /// The number `key`, finite in single precision, or `default` where absent.
     pub fn number_or(&self, key: &str, default: Option<f64>) -> Result<f64> {
         match (self.get(key), default) {
             (None, Some(default)) => Ok(default),
             (None, None) => Err(self.refuse(format!("{key} is missing"))),
             (Some(value), _) => value
                 .as_f64()
-                .filter(|x| x.is_finite())
+                .filter(|x| (*x as f32).is_finite())
                 .ok_or_else(|| self.refuse(format!("{key} is {value}; a number is expected"))),
+        }
+    }
+
+    /// The number `key` within `range`, or none where absent.
+    pub fn opt_number(&self, key: &str, range: RangeInclusive<f64>) -> Result<Option<f64>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        match value.as_f64().filter(|x| range.contains(x)) {
+            Some(x) => Ok(Some(x)),
+            None => Err(self.refuse(format!(
+                "{key} is {value}; a number from {:e} to {:e} is expected",
+                range.start(),
+                range.end()
+            ))),
         }
     }
 
@@ -225,6 +242,22 @@ mod tests {
         assert_eq!(c.count("g", 7).expect("in range"), 7);
         assert!(c.count("g", 6).is_err());
         assert_eq!(c.opt_count("f", 5).expect("null is absent"), None);
+    }
+
+    #[test]
+    fn an_eps_that_divides_by_zero_is_refused_at_opening() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let open = |eps: &str| {
+            let json = format!(r#"{{"rms_norm_eps": {eps}}}"#);
+            std::fs::write(dir.path().join("config.json"), json).expect("a file");
+            Config::open(dir.path())
+        };
+        for eps in ["0", "0.0", "-1e-5", "1e-60", "2", "1e300", "\"1e-5\"", "[1e-5]"] {
+            let error = open(eps).err().expect("refused").to_string();
+            assert!(error.contains("rms_norm_eps"), "{eps}: {error}");
+        }
+        assert!(open("1e-6").is_ok() && open("null").is_ok());
+        assert!(config(r#"{"x": 1e300}"#).number_or("x", None).is_err());
     }
 
     #[test]

@@ -75,6 +75,7 @@ impl MatrixSource {
         if !group.is_multiple_of(2) {
             return Err(refuse(format!("{name}: groups of {group} inputs are not supported")));
         }
+        check_shape(catalog, &format!("{name}.weight_shape"), [n_out, n_in])?;
         for unsupported in ["weight_zero_point", "weight_g_idx"] {
             if catalog.get(&format!("{name}.{unsupported}")).is_some() {
                 return Err(Error::Unsupported {
@@ -149,5 +150,63 @@ impl MatrixSource {
                 Ok(Matrix::from_int(*bits, self.n_out, self.n_in, *group, &scales, q))
             }
         }
+    }
+}
+
+/// Refuses a tensor that gives a packed matrix another shape than it has; it may be missing.
+fn check_shape(catalog: &Catalog, name: &str, expected: [usize; 2]) -> Result<()> {
+    let Some(tensor) = catalog.get(name) else { return Ok(()) };
+    let refuse = |found: String| {
+        Err(Error::bad_file(
+            catalog.path_of(tensor),
+            format!("tensor {name} is {found}; i64 {expected:?} is expected"),
+        ))
+    };
+    if tensor.dtype != safetensors::Dtype::I64 || tensor.shape != [2] {
+        return refuse(format!("{:?} of shape {:?}", tensor.dtype, tensor.shape));
+    }
+    let bytes = catalog.read(tensor)?;
+    let (dims, _) = bytes.as_chunks::<8>();
+    if !dims.iter().map(|dim| u64::from_le_bytes(*dim)).eq(expected.map(|n| n as u64)) {
+        return refuse(format!(
+            "{:?}",
+            dims.iter().map(|d| i64::from_le_bytes(*d)).collect::<Vec<_>>()
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use safetensors::Dtype::{F32, I32, I64};
+    use safetensors::tensor::{TensorView, serialize_to_file};
+
+    #[test]
+    fn the_shape_beside_a_packed_matrix_must_be_its_own() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let find = |shape: Option<(safetensors::Dtype, &[u8])>| {
+            let (words, scales) = ([0; 4 * 8 / 2], [0; 4 * 4]);
+            let mut tensors = vec![
+                ("m.weight_packed", TensorView::new(I32, vec![4, 1], &words).expect("words")),
+                ("m.weight_scale", TensorView::new(F32, vec![4, 1], &scales).expect("scales")),
+            ];
+            if let Some((dtype, bytes)) = shape {
+                let length = bytes.len() / if dtype == I64 { 8 } else { 4 };
+                let view = TensorView::new(dtype, vec![length], bytes).expect("a shape");
+                tensors.push(("m.weight_shape", view));
+            }
+            serialize_to_file(tensors, None, &dir.path().join("model.safetensors"))
+                .expect("a file");
+            MatrixSource::find(&Catalog::open(dir.path()).expect("a catalogue"), "m", 4, 8)
+        };
+        let bytes = |dims: &[i64]| dims.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>();
+        assert!(find(None).is_ok());
+        assert!(find(Some((I64, &bytes(&[4, 8])))).is_ok());
+        for wrong in [&[8, 4][..], &[4, -8], &[4, 8, 1], &[4], &[], &[i64::MAX, 2]] {
+            let error = find(Some((I64, &bytes(wrong)))).expect_err("refused").to_string();
+            assert!(error.contains("m.weight_shape"), "{error}");
+        }
+        assert!(find(Some((I32, &[4, 0, 0, 0, 8, 0, 0, 0]))).is_err());
     }
 }
