@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,14 @@ def resolve_model(name: str | None, *, environment: bool = True) -> Path:
             f"{name}: no config.json in this folder",
             hint="give the folder that holds config.json and the weights, or 'demo'",
         )
-    return path.resolve()
+    path = path.resolve()
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        shown = str(path).encode(errors="backslashreplace").decode()
+        # It goes into JSON, headers and the engine's messages, which all are UTF-8.
+        raise ModelError(f"{shown}: the path is not UTF-8", hint="rename the folder") from error
+    return path
 
 
 @dataclass(frozen=True)
@@ -131,7 +139,8 @@ def map_layers(config: dict[str, Any]) -> tuple[int, ...] | None:
     if isinstance(kinds, list) and len(kinds) == layers:
         sparse = [layer for layer in range(layers) if kinds[layer] == "sparse"]
     else:
-        dense = config.get("mlp_only_layers") or []
+        listed = config.get("mlp_only_layers")
+        dense = {n for n in listed if isinstance(n, int)} if isinstance(listed, list) else set()
         first = _count(config.get("first_k_dense_replace")) or 0
         step = _count(config.get("decoder_sparse_step")) or 1
         every = _count(config.get("moe_layer_freq")) or 1
@@ -153,9 +162,9 @@ def _default_id(path: Path) -> str:
 
 
 def _template(folder: Path, tokenizer: dict[str, Any]) -> str | None:
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return _read_text(file)
+    text = _read_text(folder / "chat_template.jinja")
+    if text is not None:
+        return text
     found = tokenizer.get("chat_template")
     if isinstance(found, list):
         # Several named templates: "default" is for chat, others are for tools or retrieval.
@@ -172,24 +181,43 @@ def _token_text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _read_text(file: Path) -> str:
+def _open_regular(file: str, flags: int) -> int:
+    # A pipe would never end its opening, a device never its content.
+    opened = os.open(file, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
+        os.close(opened)
+        raise ModelError(f"{file}: not a regular file")
+    return opened
+
+
+def _read_text(file: Path) -> str | None:
+    """Returns the text of a file, ``None`` if there is no such file.
+
+    Raises:
+        ModelError: it cannot be read, or is not what it should be.
+    """
     try:
-        if file.stat().st_size > MAX_CONFIG_BYTES:
-            raise ModelError(f"{file}: too large for what it should be")
-        return file.read_text(encoding="utf-8")
+        with open(file, encoding="utf-8", opener=_open_regular) as opened:
+            text = opened.read(MAX_CONFIG_BYTES + 1)
+    except FileNotFoundError:
+        return None
     except OSError as error:
         raise ModelError(f"{file}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ModelError(f"{file}: not UTF-8") from error
+    if len(text) > MAX_CONFIG_BYTES:
+        raise ModelError(f"{file}: too large for what it should be")
+    return text
 
 
 def _read_json(file: Path) -> dict[str, Any]:
     import json  # a model's files follow the standard module's rules, not those of requests
 
-    if not file.is_file():
+    text = _read_text(file)
+    if text is None:
         return {}
     try:
-        value = json.loads(_read_text(file))
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{file}: not valid JSON") from error
     if not isinstance(value, dict):

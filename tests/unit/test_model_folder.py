@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,7 @@ def test_a_broken_file_is_named(tmp_path: Path, content: str) -> None:
             (1, 2, 3),
         ),
         ({"num_hidden_layers": 4, "num_experts": 8, "mlp_only_layers": [2]}, (0, 1, 3)),
+        ({"num_hidden_layers": 2, "num_experts": 8, "mlp_only_layers": 5}, (0, 1)),
         ({"num_hidden_layers": 4, "num_experts": 8, "decoder_sparse_step": 2}, (1, 3)),
         ({"num_hidden_layers": 3, "num_local_experts": 8}, (0, 1, 2)),
         (
@@ -132,3 +135,52 @@ def test_map_rows_are_the_layers_with_experts(
     config: dict[str, Any], layers: tuple[int, ...] | None
 ) -> None:
     assert map_layers(config) == layers
+
+
+SMALL_FILES = [
+    "config.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+]
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("name", SMALL_FILES)
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, name: str, kind: str) -> None:
+    path = folder(tmp_path)
+    (path / name).unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path / name)
+    elif kind == "device":
+        (path / name).symlink_to("/dev/zero")
+    else:
+        (path / name).mkdir()
+    with pytest.raises(ModelError, match=rf"{re.escape(name)}: not a regular file$"):
+        read_model(path)
+
+
+def test_no_more_than_the_limit_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("colibri.models.MAX_CONFIG_BYTES", 10)
+    assert read_model(folder(tmp_path, chat_template__jinja="x" * 10)).template == "x" * 10
+    path = tmp_path / "my-model" / "chat_template.jinja"
+    path.write_text("x" * 11, encoding="utf-8")
+    with pytest.raises(ModelError, match="too large"):
+        read_model(path.parent)
+
+
+def test_a_template_file_has_one_kind_of_line_end(tmp_path: Path) -> None:
+    path = folder(tmp_path)
+    (path / "chat_template.jinja").write_bytes(b"a\r\nb\n")
+    assert read_model(path).template == "a\nb\n"
+
+
+def test_a_path_that_is_not_utf8_is_refused_with_a_name_one_can_read(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"caf\xe9")
+    path.mkdir()
+    (path / "config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ModelError, match=r"caf\\udce9: the path is not UTF-8") as caught:
+        resolve_model(str(path))
+    str(caught.value).encode()
+    assert caught.value.hint
