@@ -108,6 +108,57 @@ class TestChat:
         expect(answer(page)).to_contain_text(ANSWER)
 
 
+LINES = "\n\n".join(f"Line {i} of an answer that is longer than the window." for i in range(60))
+# The bottom of the last answer against the bottom of what is visible of the list.
+HIDDEN_BELOW = """() => {
+  const list = document.querySelector('.chat-scroll').getBoundingClientRect();
+  const last = [...document.querySelectorAll('.message')].at(-1).getBoundingClientRect();
+  return last.bottom - list.bottom;
+}"""
+
+
+class TestFollowing:
+    @pytest.mark.parametrize("width", [1280, 390])
+    def test_every_answer_is_followed_to_its_last_line(self, open_page, server, width):
+        page = open_page(viewport={"width": width, "height": 700})
+        # Much text between two frames: the list grows by more than the slack each time.
+        server.script.chunk_bytes = 2000
+        server.script.delay_s = 0.004
+        jump = page.get_by_role("button", name="Jump to latest")
+        for turn in range(4):
+            server.script.text = f"{LINES}\n\nThe end of answer {turn}."
+            ask(page, f"Question {turn}")
+            expect(answer(page)).to_contain_text(f"The end of answer {turn}.")
+            finished(page)
+            expect(answer(page).get_by_text(f"The end of answer {turn}.")).to_be_in_viewport()
+            page.wait_for_timeout(100)
+            assert page.evaluate(HIDDEN_BELOW) <= 0
+            expect(jump).to_have_count(0)
+
+    def test_reader_who_scrolls_up_is_left_alone_until_the_next_question(self, page, server):
+        server.script.text = f"{LINES}\n\nThe end."
+        server.script.chunk_bytes = 1000
+        server.script.delay_s = 0.02
+        ask(page)
+        expect(answer(page)).to_contain_text("Line 20")
+        page.mouse.move(600, 400)
+        page.mouse.wheel(0, -300)
+        jump = page.get_by_role("button", name="Jump to latest")
+        expect(jump).to_be_visible()
+        finished(page)
+        expect(answer(page).get_by_text("The end.")).not_to_be_in_viewport()
+        jump.click()
+        expect(answer(page).get_by_text("The end.")).to_be_in_viewport()
+        expect(jump).to_have_count(0)
+
+        page.mouse.wheel(0, -900)
+        expect(jump).to_be_visible()
+        server.script.hang = True
+        ask(page, "And then?")
+        expect(page.get_by_role("article", name="You").last).to_be_in_viewport()
+        expect(jump).to_have_count(0)
+
+
 class TestStorage:
     def test_reload_keeps_the_conversation(self, page):
         ask(page)
