@@ -172,10 +172,52 @@ class TestStorage:
         server.script.hang = True
         ask(page)
         expect(answer(page)).to_contain_text("brave")
-        page.wait_for_timeout(1300)
         server.script.text = "x"
         page.reload()
         expect(answer(page)).to_contain_text("interrupted by a reload")
+        expect(answer(page)).to_contain_text("brave")
+
+    def test_reload_loses_no_text_that_was_on_screen(self, page, server):
+        server.script.text = " ".join(f"word{i}" for i in range(2000))
+        server.script.chunk_bytes = 700
+        server.script.delay_s = 0.01
+        for turn in range(5):
+            ask(page, f"Question {turn}")
+            expect(answer(page)).to_contain_text("word40")
+            shown = answer(page).locator(".md").inner_text()
+            page.reload()
+            expect(answer(page)).to_contain_text("interrupted by a reload")
+            kept = answer(page).locator(".md").inner_text()
+            assert kept.startswith(shown[:-8])
+
+    def test_closed_tab_loses_no_text_that_was_on_screen(self, page, server):
+        server.script.hang = True
+        ask(page)
+        expect(answer(page)).to_contain_text("brave")
+        other = page.context.new_page()
+        page.close(run_before_unload=True)
+        other.goto(server.url)
+        expect(answer(other)).to_contain_text("interrupted by a reload")
+        expect(answer(other)).to_contain_text("brave")
+
+    def test_answer_after_an_interrupted_one_can_be_regenerated(self, page, server):
+        server.script.hang = True
+        ask(page)
+        expect(answer(page)).to_contain_text("brave")
+        page.reload()
+        finished(page)
+        server.script.hang = False
+        ask(page, "Another question")
+        expect(page.get_by_role("article")).to_have_count(4)
+        finished(page)
+        server.script.text = "Told again."
+        page.get_by_role("button", name="Regenerate").click()
+        expect(answer(page)).to_contain_text("Told again.")
+        finished(page)
+        page.reload()
+        expect(answer(page)).to_contain_text("Told again.")
+        finished(page)
+        expect(page.get_by_role("article")).to_have_count(4)
 
     def test_chats_can_be_left_found_and_deleted(self, page):
         ask(page, "first question")

@@ -22,7 +22,7 @@ export type TurnResult = Pick<
   "content" | "reasoning" | "status" | "finish" | "stats" | "failure"
 >;
 
-const CHECKPOINT_MS = 1000;
+const CHECKPOINT_MS = 500;
 
 async function requestFor(conversation: Conversation, signal: AbortSignal): Promise<ChatRequest> {
   const { temperature, maxTokens, seed } = conversation.parameters;
