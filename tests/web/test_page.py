@@ -278,6 +278,22 @@ class TestErrors:
         server.set_engine(state="ready")
         expect(notice).to_have_count(0)
 
+    def test_words_of_the_server_become_sentences_with_code(self, page, server):
+        server.wait_for_stream()
+        server.set_engine(
+            state="failed", reason="the weights are incomplete", hint="run `colibri doctor x`"
+        )
+        notice = page.get_by_role("alert")
+        expect(notice).to_contain_text("The engine failed. The weights are incomplete")
+        expect(notice).to_contain_text("Run colibri doctor x")
+        expect(notice.locator("code")).to_have_text("colibri doctor x")
+        server.set_engine(state="ready")
+        server.script.refuse = (503, {"message": "no slot is free", "hint": "see `--slots`"})
+        ask(page)
+        card = page.get_by_role("alert")
+        expect(card).to_contain_text("No slot is free")
+        expect(card.locator("code")).to_have_text("--slots")
+
     def test_key_is_asked_for_only_after_a_401_and_never_stored(self, open_page, server):
         server.api_key = "s3cret"
         page = open_page()
