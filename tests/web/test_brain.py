@@ -112,6 +112,23 @@ def test_new_map_replaces_the_old(open_page, server):
     expect(page.get_by_role("img", name="60 VRAM, 100 RAM, 0 disk")).to_be_visible()
 
 
+def test_numbers_of_the_last_turn_are_there_after_a_reload(open_page, server):
+    server.turns = [
+        {"seq": 1, "tokens_per_second": 11.0, "cache_hit_percent": 20.0},
+        {"seq": 2, "tokens_per_second": 52.5, "cache_hit_percent": 88.0},
+    ]
+    page = open_page("/brain")
+    tiles = page.locator(".tiles")
+    for figures in ("52.5", "88.0 %"):
+        expect(tiles).to_contain_text(figures)
+    expect(page.get_by_role("banner")).to_contain_text("52.5 tok/s")
+    server.wait_for_stream()
+    server.push("turn", {"tokens_per_second": 61.0, "cache_hit_percent": 90.0})
+    expect(tiles).to_contain_text("61.0")
+    page.reload()
+    expect(tiles).to_contain_text("52.5")
+
+
 def test_every_hit_of_a_burst_is_seen(open_page, server):
     page = open_page("/brain")
     expect(page.get_by_role("img", name=MAP)).to_be_visible()
