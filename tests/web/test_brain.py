@@ -209,6 +209,15 @@ def test_pointer_reads_the_cell_under_it(open_page, server):
     expect(inspector).to_contain_text("s ago")
 
 
+def test_touch_is_told_to_tap(open_page, server):
+    page = open_page("/brain", viewport={"width": 390, "height": 740}, has_touch=True)
+    inspector = page.get_by_role("region", name="Inspector")
+    expect(inspector).to_contain_text("Tap a cell")
+    expect(inspector).not_to_contain_text("Click")
+    page.get_by_role("img", name=MAP).tap()
+    expect(inspector).to_contain_text("Layer")
+
+
 def test_layer_table_sorts(open_page, server):
     server.cells = lively_map(server.rows, server.cols)
     page = open_page("/brain")

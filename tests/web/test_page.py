@@ -41,6 +41,20 @@ class TestChat:
             expect(facts).to_contain_text(figure)
         expect(facts).to_contain_text("finished")
 
+    def test_footer_explains_its_terms_on_a_tap(self, open_page):
+        page = open_page(viewport={"width": 390, "height": 740}, has_touch=True, is_mobile=True)
+        page.get_by_role("textbox", name="Message").fill("Tell me a story.")
+        page.get_by_role("button", name="Send").tap()
+        facts = answer(page).locator(".answer-facts")
+        meaning = answer(page).get_by_text("Time to first token")
+        expect(facts).to_be_visible()
+        expect(meaning).not_to_be_visible()
+        facts.tap()
+        for words in ("Time to first token", "not computed again", "in RAM or VRAM when needed"):
+            expect(answer(page).get_by_text(words)).to_be_in_viewport()
+        facts.tap()
+        expect(meaning).not_to_be_visible()
+
     def test_characters_cut_by_the_network_arrive_whole(self, page, server):
         server.script.text = "Füchse 🦊 sagen 你好 " * 5
         server.script.chunk_bytes = 1
