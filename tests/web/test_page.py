@@ -102,15 +102,33 @@ class TestChat:
         temperature = page.get_by_role("spinbutton", name="Temperature")
         assert temperature.get_attribute("placeholder") == "0.7"
         temperature.fill("0.2")
+        top_p = page.get_by_role("spinbutton", name="Top-p")
+        assert top_p.get_attribute("placeholder") == "0.95"
+        top_p.press_sequentially("0.8")
+        expect(page.get_by_text("Default: up to the end of the context")).to_be_visible()
+        assert page.get_by_role("spinbutton", name="Max tokens").get_attribute("placeholder") == ""
         page.get_by_role("textbox", name="System prompt").fill("Be kind.")
         page.keyboard.press("Escape")
         ask(page)
         finished(page)
         body = server.requests[-1]["body"]
         assert body["temperature"] == 0.2
+        assert body["top_p"] == 0.8
         assert body["messages"][0] == {"role": "system", "content": "Be kind."}
         assert "seed" not in body
         assert "max_tokens" not in body
+
+    def test_value_out_of_range_is_marked_and_not_taken(self, page, server):
+        page.get_by_role("button", name="Parameters").click()
+        top_p = page.get_by_role("spinbutton", name="Top-p")
+        top_p.fill("1.5")
+        expect(top_p).to_have_attribute("aria-invalid", "true")
+        top_p.blur()
+        expect(top_p).to_have_value("")
+        page.keyboard.press("Escape")
+        ask(page)
+        finished(page)
+        assert "top_p" not in server.requests[-1]["body"]
 
     def test_empty_state_names_model_and_hardware_and_offers_examples(self, page):
         expect(page.get_by_role("heading", name="colibri-demo")).to_be_visible()

@@ -32,6 +32,7 @@ export interface ChatRequest {
   model: string;
   messages: { role: "system" | "user" | "assistant"; content: string }[];
   temperature?: number;
+  top_p?: number;
   max_tokens?: number;
   seed?: number;
 }
