@@ -134,10 +134,24 @@ class TestChat:
         expect(page.get_by_role("heading", name="colibri-demo")).to_be_visible()
         expect(page.get_by_text("Example CPU 8-Core · 8 cores · 31.2 GB RAM")).to_be_visible()
         examples = page.get_by_role("list", name="Examples").get_by_role("button")
-        expect(examples).to_have_count(3)
+        expect(examples).to_have_text(
+            [
+                "Tell me a story about a fox.",
+                "What does a cow say?",
+                "What is the capital of France?",
+            ]
+        )
         examples.first.click()
         finished(page)
         expect(answer(page)).to_contain_text(ANSWER)
+
+    def test_only_the_demo_model_is_introduced(self, page, server):
+        about = page.get_by_text("A small demo model: it tells little stories")
+        expect(about).to_be_visible()
+        server.wait_for_stream()
+        server.set_engine(model="another-model")
+        expect(page.get_by_role("heading", name="another-model")).to_be_visible()
+        expect(about).to_have_count(0)
 
 
 LINES = "\n\n".join(f"Line {i} of an answer that is longer than the window." for i in range(60))
