@@ -104,6 +104,30 @@ def test_routed_experts_light_up_and_fade_by_the_clock(open_page, server):
     assert all(close(cell, idle) for cell in cells(page, server))
 
 
+def test_routing_of_nearly_all_does_not_light_the_map(open_page, server):
+    server.cells = checker(server.rows, server.cols)
+    page = open_page("/brain", color_scheme="dark")
+    expect(page.get_by_role("img", name=MAP)).to_be_visible()
+    page.keyboard.press("4")
+    server.wait_for_stream()
+    page.wait_for_timeout(100)
+    idle, pulse = page.evaluate(READ_COLOURS, ["--cell-idle", "--heat-hot"])
+    # Four of five layers nearly full, and one token's choice in the last.
+    server.light({i for i in range(128) if i % 16} | {130, 150})
+    page.wait_for_function(
+        "at => { const c = document.querySelector('.map-canvas'); const y = c.height * 0.9;"
+        " return c.getContext('2d').getImageData(c.width * at, y, 1, 1).data[1] > 150; }",
+        arg=2.4 / 32,
+    )
+    shown = cells(page, server)
+    middle = (idle[1] + pulse[1]) / 2
+    assert all(cell[1] < middle for cell in shown[:128])
+    assert all(shown[i][1] > middle for i in (130, 150))
+    # Faint, but told apart from what was not routed at all.
+    assert not close(shown[1], idle)
+    assert close(shown[0], idle)
+
+
 def test_new_map_replaces_the_old(open_page, server):
     page = open_page("/brain")
     expect(page.get_by_role("img", name="160 experts: 0 VRAM, 0 RAM, 160 disk")).to_be_visible()
