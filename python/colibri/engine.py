@@ -138,7 +138,10 @@ class Turn:
         if len(self._events) >= QUEUE_TOKENS:
             last = self._events[-1]
             if isinstance(event, frames.Data) and isinstance(last, frames.Data):
-                self._events[-1] = frames.Data(event.id, last.data + event.data)
+                # How much each token added stays known: a stop string ends the answer at one.
+                sizes = last.sizes if isinstance(last, frames.DataRun) else [len(last.data)]
+                sizes.append(len(event.data))
+                self._events[-1] = frames.DataRun(event.id, last.data + event.data, sizes)
                 return
             if isinstance(event, frames.TopK):
                 # Alternatives are advisory; text is not.

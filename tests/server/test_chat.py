@@ -103,6 +103,27 @@ async def test_telemetry_is_left_out_when_not_wanted(serve: Serve) -> None:
         assert "colibri" not in (await server.chat()).json
 
 
+@pytest.mark.parametrize("merged", [False, True])
+async def test_tokens_after_a_stop_string_do_not_count(serve: Serve, merged: bool) -> None:
+    # All of the answer is on its way before STOP can arrive; how much is taken at once varies.
+    scenario = {"tokens": ["a", "b", "c", "d", "e"], "repeat": 10, "topk": True, "deaf": True}
+    async with serve(scenario) as server:
+        topk = {"X-Colibri-Telemetry": "topk"}
+        body = chat_body(stop="cd")
+        if merged:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("colibri.engine.QUEUE_TOKENS", 2)
+                answer = await server.request("POST", "/v1/chat/completions", body, topk)
+        else:
+            answer = await server.request("POST", "/v1/chat/completions", body, topk)
+            assert len(answer.json["colibri"]["topk"]) == 4
+        assert answer.json["choices"][0]["message"]["content"] == "ab"
+        assert answer.json["usage"]["completion_tokens"] == 4
+        assert answer.json["colibri"]["stats"]["completion_tokens"] == 4
+        profile = (await server.request("GET", "/profile")).json
+        assert profile["turns"][-1]["completion_tokens"] == 4
+
+
 async def test_a_raw_prompt_goes_to_the_engine_as_it_stands(serve: Serve) -> None:
     async with serve() as server:
         body = {"prompt": "Once upon a time", "max_tokens": 2, "temperature": 0, "top_p": 0.5}
