@@ -37,7 +37,7 @@ class Prompt:
         options: extensions of SUBMIT; each must be offered by the engine.
         affinity: names the conversation.
         thinks: whether thinking is to be told from the answer.
-        telemetry: whether alternatives per token are wanted.
+        topk: whether alternatives per token are wanted.
     """
 
     text: str
@@ -48,7 +48,7 @@ class Prompt:
     stop: tuple[str, ...] = ()
     options: dict[str, str] = field(default_factory=dict)
     thinks: bool = False
-    telemetry: bool = False
+    topk: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class Generation:
     def _submit(self, lease: Lease) -> Turn:
         prompt, engine = self._prompt, self._engine
         options = dict(prompt.options)
-        if prompt.telemetry and "topk" in engine.options:
+        if prompt.topk and "topk" in engine.options:
             options.setdefault("topk", str(TOPK))
         self._submitted_at = self._clock()
         self._repin_mark = engine.telemetry.repin_mark
@@ -230,7 +230,8 @@ class Generation:
                 for token in event.tokens():
                     self._token(turn, token)
             case frames.TopK():
-                if self._last_token_counts:
+                # An engine may send them unasked (SERVE_TOPK=1), and they make replies large.
+                if self._prompt.topk and self._last_token_counts:
                     self._topk.append([_alternative(*token) for token in event.tokens])
             case frames.Done():
                 self._add(turn, self._utf8.decode(b"", final=True))

@@ -52,13 +52,12 @@ async def test_an_answer_in_one_piece(serve: Serve) -> None:
         assert colibri["stats"]["cached_tokens"] == 2
         assert colibri["stats"]["ttft_ms"] >= 0
         assert colibri["perf"]["expert_wait_s"] == 0.05
-        assert colibri["topk"][0][0] == {"text": "Hello", "bytes": [*b"Hello"], "logprob": -0.1}
-        assert len(colibri["topk"]) == 5
+        assert colibri["topk"] is None
         assert colibri["entropy"] == [1.5, 2.25]
         assert colibri["repin"] == [{"layer": 1, "expert": 3, "old_tier": 0, "gpu": -1}]
         assert answer.headers["x-request-id"].startswith("req_")
         [line] = server.files.received
-        assert line.split()[3:] == ["23", "64", "0.7", "0.9", "topk=5"]
+        assert line.split()[3:] == ["23", "64", "0.7", "0.9"]
 
 
 async def test_a_streamed_answer(serve: Serve) -> None:
@@ -88,6 +87,23 @@ async def test_a_streamed_answer(serve: Serve) -> None:
             c for chunk in got[1:] for c in chunk["choices"] if c["delta"].get("content") == ""
         ]
         assert empty == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_alternatives_come_when_asked_for(serve: Serve, stream: bool) -> None:
+    async with serve({"topk": True}) as server:
+        body = chat_body(stream=stream)
+        headers = {"X-Colibri-Telemetry": "topk"}
+        if stream:
+            got = await server.open("POST", "/v1/chat/completions", body, headers)
+            topk = (await chunks(got))[-1]["colibri"]["topk"]
+        else:
+            answer = await server.request("POST", "/v1/chat/completions", body, headers)
+            topk = answer.json["colibri"]["topk"]
+        assert topk[0][0] == {"text": "Hello", "bytes": [*b"Hello"], "logprob": -0.1}
+        assert len(topk) == 5
+        [line] = server.files.received
+        assert line.split()[-1] == "topk=5"
 
 
 async def test_telemetry_is_left_out_when_not_wanted(serve: Serve) -> None:
