@@ -366,7 +366,7 @@ async def test_death_of_the_engine_has_a_cause_and_the_next_request_works(
         assert "retry-after" in answer.headers
         health = await server.request("GET", "/health")
         assert (health.status, health.json["state"]) == (503, "restarting")
-        assert "signal 9" in health.json["reason"]
+        assert "signal 9" in health.json["engine"]["reason"]
         await until(lambda: server.engine.state.name == "ready")
         assert (await server.chat()).json["choices"][0]["message"]["content"] == SAID
 

@@ -502,6 +502,10 @@ async def test_experts_profile_and_state_follow_the_turns(serve: Serve) -> None:
         health = (await server.request("GET", "/health")).json
         assert health["status"] == "ok"
         assert health["scheduler"]["admitted"] == 1
+        assert (health["state"], health["in_flight"], health["kv_slots"]) == ("ready", 0, 2)
+        # One name for each figure.
+        assert "name" not in health["engine"]
+        assert not {"active", "capacity"} & set(health["scheduler"])
 
 
 async def test_the_engine_knows_its_layers_best(serve: Serve) -> None:
