@@ -205,6 +205,23 @@ def test_a_killed_engine_is_told_and_replaced(model: Path) -> None:
         serving.close()
 
 
+def test_a_killed_server_leaves_no_engine_behind(model: Path) -> None:
+    serving = Serving(None, "serve", str(model), "--ctx", str(CTX))
+    try:
+        serving.url()
+        children = Path(f"/proc/{serving.process.pid}/task/{serving.process.pid}/children")
+        engine = Path("/proc", children.read_text(encoding="utf-8").strip())
+        assert engine.exists()
+        serving.end(signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        # Who inherits the ended process may leave it unread for a while.
+        while engine.exists() and " Z " not in (engine / "stat").read_text(encoding="utf-8"):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        serving.close()
+
+
 def run(*args: str) -> subprocess.CompletedProcess[str]:
     return colibri("run", "--ctx", "256", "--max-tokens", "24", *args)
 

@@ -360,7 +360,7 @@ async def test_death_of_the_engine_has_a_cause_and_the_next_request_works(
             assert answer.status == 502
             error = answer.error
         assert error["code"] == "engine_died"
-        assert "killed by signal 9 (SIGKILL): likely out of memory" in error["message"]
+        assert "killed by signal 9 (SIGKILL): possibly out of memory" in error["message"]
         answer = await server.chat()
         assert answer.status == 503
         assert "retry-after" in answer.headers

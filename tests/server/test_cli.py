@@ -166,6 +166,20 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(fake: Fake, model: str) -> Non
     assert [line.split()[0] for line in files.received] == ["SUBMIT", "STOP", "EOF"]
 
 
+def test_a_hard_death_of_the_server_ends_the_engine(fake: Fake, model: str) -> None:
+    files = fake()
+    server = Serving(files, "serve", model)
+    try:
+        server.url()
+        server.end(signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        while "EOF" not in files.received:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        server.close()
+
+
 @pytest.fixture
 def serving(fake: Fake, model: str) -> Iterator[Callable[..., Serving]]:
     started: list[Serving] = []
