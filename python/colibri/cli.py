@@ -6,12 +6,14 @@ Nothing heavy is imported before a subcommand runs, so that ``--help`` answers a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from colibri import streams
 from colibri.errors import ColibriError, EngineStartError
 
 MODEL_HELP = "model folder; without it COLI_MODEL, else the demo model that comes with colibri"
@@ -27,12 +29,19 @@ class _Parser(argparse.ArgumentParser):
         report(message, f"see '{self.prog} --help'")
         sys.exit(2)
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        # The base class hides that nothing could be written.
+        (file or sys.stderr).write(message)
+        (file or sys.stderr).flush()
+
 
 def report(message: str, hint: str | None = None) -> None:
     """Prints an error the way every command does."""
-    print(f"error: {message}", file=sys.stderr)
-    if hint is not None:
-        print(f"hint: {hint}", file=sys.stderr)
+    # Where nothing can be written, the exit code has to do.
+    with contextlib.suppress(OSError):
+        print(f"error: {message}", file=sys.stderr)
+        if hint is not None:
+            print(f"hint: {hint}", file=sys.stderr)
 
 
 def _integer(low: int, high: int) -> Callable[[str], int]:
@@ -194,19 +203,12 @@ _MODULES = {"serve": "serve", "web": "serve", "chat": "chat", "run": "run", "inf
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
-    parser = make_parser()
-    args = parser.parse_args(argv)
-    if args.version:
-        from colibri import __version__
-
-        print(f"colibri {__version__}")
-        return 0
-    if args.command is None:
-        parser.print_help()
-        return 0
     try:
-        module = import_module(f"colibri.commands.{_MODULES[args.command]}")
-        code: int = module.run(args)
+        streams.prepare()
+        code = _main(argv)
+        if sys.stdout is not None:
+            # At exit, a failure would be a traceback.
+            sys.stdout.flush()
     except EngineStartError as error:
         report(str(error), error.hint)
         return error.exit_code
@@ -217,6 +219,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has left, as in `colibri run ... | head`.
-        sys.stdout = None
+        streams.give_up_output()
         return 1
+    except (OSError, UnicodeError) as error:
+        streams.give_up_output()
+        report(*streams.explain(error))
+        return 1
+    return code
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    for name, value in vars(args).items():
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str):
+                streams.check_text(text, name.replace("_", "-"))
+    if args.command not in ("serve", "web"):
+        reads = args.command == "chat" or (args.command == "run" and args.prompt == "-")
+        streams.check_open(stdin=reads)
+    if args.version:
+        from colibri import __version__
+
+        print(f"colibri {__version__}")
+        return 0
+    if args.command is None:
+        parser.print_help()
+        return 0
+    streams.check_open_files()
+    module = import_module(f"colibri.commands.{_MODULES[args.command]}")
+    code: int = module.run(args)
     return code

@@ -24,7 +24,9 @@ from colibri.errors import (
     EngineUnavailable,
     ProtocolError,
     RequestError,
+    UsageError,
 )
+from colibri.streams import explain
 from colibri.telemetry import Telemetry
 
 log = logging.getLogger("colibri.engine")
@@ -331,9 +333,12 @@ class Engine:
         hint: str | None = None
         try:
             code = await process.run(self.config)
+        except UsageError as error:
+            cause, hint = str(error), error.hint
         except OSError as error:
-            cause = f"cannot start {self.config.argv()[0]}: {error.strerror or error}"
-            hint = "set COLIBRI_ENGINE to the engine's command"
+            reason, hint = explain(error)
+            cause = f"cannot start {self.config.argv()[0]}: {error.strerror or reason}"
+            hint = hint or "set COLIBRI_ENGINE to the engine's command"
         else:
             cause, hint = process.cause(code), process.hint
             exit_code = code if code > 0 else 1

@@ -89,6 +89,7 @@ class EngineProcess:
 
         Raises:
             OSError: the command cannot be started.
+            UsageError: there is no such command.
         """
         process = await asyncio.create_subprocess_exec(
             *config.argv(),
