@@ -16,7 +16,10 @@ from typing import Any, NoReturn
 from colibri import streams
 from colibri.errors import ColibriError, EngineStartError
 
-MODEL_HELP = "model folder; without it COLI_MODEL, else the demo model that comes with colibri"
+MODEL_HELP = (
+    "model folder, or 'demo' for the model that comes with colibri; default: what the environment "
+    "variable COLI_MODEL says, else demo"
+)
 MAX_SLOTS = 16
 # As shells report a command that ended by Ctrl-C.
 EXIT_INTERRUPTED = 130
@@ -46,7 +49,10 @@ def report(message: str, hint: str | None = None) -> None:
 
 def _integer(low: int, high: int) -> Callable[[str], int]:
     def integer(text: str) -> int:
-        value = int(text)
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError("must be an integer") from None
         if not low <= value <= high:
             raise argparse.ArgumentTypeError(f"must be from {low} to {high}")
         return value
@@ -56,7 +62,11 @@ def _integer(low: int, high: int) -> Callable[[str], int]:
 
 def _number(low: float, high: float, *, above_low: bool = False) -> Callable[[str], float]:
     def number(text: str) -> float:
-        value = float(text)
+        try:
+            # Minus zero is zero, and the wire takes no sign.
+            value = float(text) + 0.0
+        except ValueError:
+            raise argparse.ArgumentTypeError("must be a number") from None
         if not low <= value <= high or (above_low and value == low):
             bound = f"above {low:g}, at most {high:g}" if above_low else f"from {low:g} to {high:g}"
             raise argparse.ArgumentTypeError(f"must be {bound}")
@@ -82,16 +92,19 @@ def _engine_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--threads",
-        type=_integer(1, 4096),
+        type=_integer(1, 1024),
         metavar="N",
         help="worker threads; default: one per allowed core",
     )
 
 
-def _sampling_arguments(parser: argparse.ArgumentParser) -> None:
+def _sampling_arguments(parser: argparse.ArgumentParser, *, max_tokens: str) -> None:
     group = parser.add_argument_group("sampling")
     group.add_argument(
-        "--max-tokens", type=_integer(1, 2**31 - 1), metavar="N", help="most tokens of an answer"
+        "--max-tokens",
+        type=_integer(1, 2**31 - 1),
+        metavar="N",
+        help=f"most tokens of an answer; default: {max_tokens}",
     )
     group.add_argument(
         "--temperature",
@@ -99,7 +112,13 @@ def _sampling_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="T",
         help="0 always takes the likeliest token; default: what the model suggests",
     )
-    group.add_argument("--top-p", type=_number(0, 1, above_low=True), metavar="P")
+    group.add_argument(
+        "--top-p",
+        type=_number(0, 1, above_low=True),
+        metavar="P",
+        help="draw from the likeliest tokens that together have this probability; 1 draws from "
+        "all; default: what the model suggests",
+    )
     group.add_argument(
         "--seed", type=_integer(0, 2**64 - 1), metavar="N", help="makes the draw repeatable"
     )
@@ -109,8 +128,16 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     _engine_arguments(parser)
     group = parser.add_argument_group("server")
-    group.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    group.add_argument("--port", type=_integer(0, 65535), default=8000, help="default: 8000")
+    group.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
+    )
+    group.add_argument(
+        "--port",
+        type=_integer(0, 65535),
+        default=8000,
+        metavar="PORT",
+        help="port to listen on; 0 takes any free one (default: 8000)",
+    )
     group.add_argument(
         "--slots",
         type=_integer(1, MAX_SLOTS),
@@ -172,7 +199,7 @@ def make_parser() -> argparse.ArgumentParser:
     chat = commands.add_parser("chat", help="talk to a model in the terminal")
     chat.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     _engine_arguments(chat)
-    _sampling_arguments(chat)
+    _sampling_arguments(chat, max_tokens="what the context leaves")
     chat.add_argument("--system", metavar="TEXT", help="system message")
 
     run = commands.add_parser("run", help="print the continuation of a prompt")
@@ -190,7 +217,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     run.set_defaults(as_chat=False)
     _engine_arguments(run)
-    _sampling_arguments(run)
+    _sampling_arguments(run, max_tokens="256")
 
     info = commands.add_parser("info", help="say what a model folder holds")
     info.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
