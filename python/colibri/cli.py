@@ -6,15 +6,20 @@ Nothing heavy is imported before a subcommand runs, so that ``--help`` answers a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from colibri import streams
 from colibri.errors import ColibriError, EngineStartError
 
-MODEL_HELP = "model folder; without it COLI_MODEL, else the demo model that comes with colibri"
+MODEL_HELP = (
+    "model folder, or 'demo' for the model that comes with colibri; default: what the environment "
+    "variable COLI_MODEL says, else demo"
+)
 MAX_SLOTS = 16
 # As shells report a command that ended by Ctrl-C.
 EXIT_INTERRUPTED = 130
@@ -27,17 +32,27 @@ class _Parser(argparse.ArgumentParser):
         report(message, f"see '{self.prog} --help'")
         sys.exit(2)
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        # The base class hides that nothing could be written.
+        (file or sys.stderr).write(message)
+        (file or sys.stderr).flush()
+
 
 def report(message: str, hint: str | None = None) -> None:
     """Prints an error the way every command does."""
-    print(f"error: {message}", file=sys.stderr)
-    if hint is not None:
-        print(f"hint: {hint}", file=sys.stderr)
+    # Where nothing can be written, the exit code has to do.
+    with contextlib.suppress(OSError):
+        print(f"error: {message}", file=sys.stderr)
+        if hint is not None:
+            print(f"hint: {hint}", file=sys.stderr)
 
 
 def _integer(low: int, high: int) -> Callable[[str], int]:
     def integer(text: str) -> int:
-        value = int(text)
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError("must be an integer") from None
         if not low <= value <= high:
             raise argparse.ArgumentTypeError(f"must be from {low} to {high}")
         return value
@@ -47,7 +62,11 @@ def _integer(low: int, high: int) -> Callable[[str], int]:
 
 def _number(low: float, high: float, *, above_low: bool = False) -> Callable[[str], float]:
     def number(text: str) -> float:
-        value = float(text)
+        try:
+            # Minus zero is zero, and the wire takes no sign.
+            value = float(text) + 0.0
+        except ValueError:
+            raise argparse.ArgumentTypeError("must be a number") from None
         if not low <= value <= high or (above_low and value == low):
             bound = f"above {low:g}, at most {high:g}" if above_low else f"from {low:g} to {high:g}"
             raise argparse.ArgumentTypeError(f"must be {bound}")
@@ -73,16 +92,19 @@ def _engine_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--threads",
-        type=_integer(1, 4096),
+        type=_integer(1, 1024),
         metavar="N",
         help="worker threads; default: one per allowed core",
     )
 
 
-def _sampling_arguments(parser: argparse.ArgumentParser) -> None:
+def _sampling_arguments(parser: argparse.ArgumentParser, *, max_tokens: str) -> None:
     group = parser.add_argument_group("sampling")
     group.add_argument(
-        "--max-tokens", type=_integer(1, 2**31 - 1), metavar="N", help="most tokens of an answer"
+        "--max-tokens",
+        type=_integer(1, 2**31 - 1),
+        metavar="N",
+        help=f"most tokens of an answer; default: {max_tokens}",
     )
     group.add_argument(
         "--temperature",
@@ -90,7 +112,13 @@ def _sampling_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="T",
         help="0 always takes the likeliest token; default: what the model suggests",
     )
-    group.add_argument("--top-p", type=_number(0, 1, above_low=True), metavar="P")
+    group.add_argument(
+        "--top-p",
+        type=_number(0, 1, above_low=True),
+        metavar="P",
+        help="draw from the likeliest tokens that together have this probability; 1 draws from "
+        "all; default: what the model suggests",
+    )
     group.add_argument(
         "--seed", type=_integer(0, 2**64 - 1), metavar="N", help="makes the draw repeatable"
     )
@@ -100,8 +128,16 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     _engine_arguments(parser)
     group = parser.add_argument_group("server")
-    group.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    group.add_argument("--port", type=_integer(0, 65535), default=8000, help="default: 8000")
+    group.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
+    )
+    group.add_argument(
+        "--port",
+        type=_integer(0, 65535),
+        default=8000,
+        metavar="PORT",
+        help="port to listen on; 0 takes any free one (default: 8000)",
+    )
     group.add_argument(
         "--slots",
         type=_integer(1, MAX_SLOTS),
@@ -163,7 +199,7 @@ def make_parser() -> argparse.ArgumentParser:
     chat = commands.add_parser("chat", help="talk to a model in the terminal")
     chat.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     _engine_arguments(chat)
-    _sampling_arguments(chat)
+    _sampling_arguments(chat, max_tokens="what the context leaves")
     chat.add_argument("--system", metavar="TEXT", help="system message")
 
     run = commands.add_parser("run", help="print the continuation of a prompt")
@@ -181,7 +217,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     run.set_defaults(as_chat=False)
     _engine_arguments(run)
-    _sampling_arguments(run)
+    _sampling_arguments(run, max_tokens="256")
 
     info = commands.add_parser("info", help="say what a model folder holds")
     info.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
@@ -194,19 +230,12 @@ _MODULES = {"serve": "serve", "web": "serve", "chat": "chat", "run": "run", "inf
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
-    parser = make_parser()
-    args = parser.parse_args(argv)
-    if args.version:
-        from colibri import __version__
-
-        print(f"colibri {__version__}")
-        return 0
-    if args.command is None:
-        parser.print_help()
-        return 0
     try:
-        module = import_module(f"colibri.commands.{_MODULES[args.command]}")
-        code: int = module.run(args)
+        streams.prepare()
+        code = _main(argv)
+        if sys.stdout is not None:
+            # At exit, a failure would be a traceback.
+            sys.stdout.flush()
     except EngineStartError as error:
         report(str(error), error.hint)
         return error.exit_code
@@ -217,6 +246,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has left, as in `colibri run ... | head`.
-        sys.stdout = None
+        streams.give_up_output()
         return 1
+    except (OSError, UnicodeError) as error:
+        streams.give_up_output()
+        report(*streams.explain(error))
+        return 1
+    return code
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    for name, value in vars(args).items():
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str):
+                streams.check_text(text, name.replace("_", "-"))
+    if args.command not in ("serve", "web"):
+        reads = args.command == "chat" or (args.command == "run" and args.prompt == "-")
+        streams.check_open(stdin=reads)
+    if args.version:
+        from colibri import __version__
+
+        print(f"colibri {__version__}")
+        return 0
+    if args.command is None:
+        parser.print_help()
+        return 0
+    streams.check_open_files()
+    module = import_module(f"colibri.commands.{_MODULES[args.command]}")
+    code: int = module.run(args)
     return code

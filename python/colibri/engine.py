@@ -24,7 +24,9 @@ from colibri.errors import (
     EngineUnavailable,
     ProtocolError,
     RequestError,
+    UsageError,
 )
+from colibri.streams import explain
 from colibri.telemetry import Telemetry
 
 log = logging.getLogger("colibri.engine")
@@ -138,7 +140,10 @@ class Turn:
         if len(self._events) >= QUEUE_TOKENS:
             last = self._events[-1]
             if isinstance(event, frames.Data) and isinstance(last, frames.Data):
-                self._events[-1] = frames.Data(event.id, last.data + event.data)
+                # How much each token added stays known: a stop string ends the answer at one.
+                sizes = last.sizes if isinstance(last, frames.DataRun) else [len(last.data)]
+                sizes.append(len(event.data))
+                self._events[-1] = frames.DataRun(event.id, last.data + event.data, sizes)
                 return
             if isinstance(event, frames.TopK):
                 # Alternatives are advisory; text is not.
@@ -328,9 +333,12 @@ class Engine:
         hint: str | None = None
         try:
             code = await process.run(self.config)
+        except UsageError as error:
+            cause, hint = str(error), error.hint
         except OSError as error:
-            cause = f"cannot start {self.config.argv()[0]}: {error.strerror or error}"
-            hint = "set COLIBRI_ENGINE to the engine's command"
+            reason, hint = explain(error)
+            cause = f"cannot start {self.config.argv()[0]}: {error.strerror or reason}"
+            hint = hint or "set COLIBRI_ENGINE to the engine's command"
         else:
             cause, hint = process.cause(code), process.hint
             exit_code = code if code > 0 else 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +17,11 @@ from typing import cast
 from colibri import _core, frames
 from colibri.errors import ProtocolError
 from colibri.find_engine import find_engine
+from colibri.last_words import LastWords
 
 READ_BYTES = 1 << 16
 # A diagnostic line longer than this is cut: stderr is for people.
 STDERR_LINE_BYTES = 8192
-# How many last lines of stderr explain a death.
-STDERR_TAIL = 20
 # An engine that closed its output has this long to end.
 EXIT_WAIT_S = 5.0
 
@@ -79,9 +77,7 @@ class EngineProcess:
         self._on_record = on_record
         self._on_progress = on_progress
         self._on_log = on_log
-        self._tail: deque[str] = deque(maxlen=STDERR_TAIL)
-        self._error_lines: list[str] = []
-        self._hint_lines: list[str] = []
+        self._words = LastWords()
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = False
         self._broken: str | None = None
@@ -93,6 +89,7 @@ class EngineProcess:
 
         Raises:
             OSError: the command cannot be started.
+            UsageError: there is no such command.
         """
         process = await asyncio.create_subprocess_exec(
             *config.argv(),
@@ -155,7 +152,7 @@ class EngineProcess:
     @property
     def hint(self) -> str | None:
         """Advice the engine printed with its error."""
-        return "; ".join(self._hint_lines) or None
+        return self._words.hint
 
     def cause(self, code: int) -> str:
         """Says in one line why the process ended with ``code``."""
@@ -164,19 +161,19 @@ class EngineProcess:
         if code < 0:
             cause = f"killed by signal {-code} ({_signal_name(-code)})"
             if code == -signal.SIGKILL and not self._stopping:
-                cause += ": likely out of memory"
+                cause += ": possibly out of memory"
         else:
             cause = f"exited with code {code}"
-        if self._error_lines:
-            return f"{'; '.join(self._error_lines)} ({cause})"
-        if self._tail:
-            return f"{cause}; its last words: {self._tail[-1]}"
+        if self._words.error is not None:
+            return f"{self._words.error} ({cause})"
+        if self._words.best is not None:
+            return f"{cause}; its last words: {self._words.best}"
         return cause
 
     @property
     def error(self) -> str | None:
         """The error the engine printed, without our words about the exit."""
-        return "; ".join(self._error_lines) or None
+        return self._words.error
 
     async def _read_stdout(self, stream: asyncio.StreamReader) -> None:
         reader = _core.RecordReader()
@@ -207,12 +204,7 @@ class EngineProcess:
             return
         if progress := _parse_progress(line):
             self._on_progress(*progress)
-        elif line.startswith("error: "):
-            self._error_lines.append(line.removeprefix("error: "))
-        elif line.startswith("hint: "):
-            self._hint_lines.append(line.removeprefix("hint: "))
-        else:
-            self._tail.append(line)
+        elif not self._words.take(line):
             self._on_log(line)
 
     def _signal(self, number: int) -> None:

@@ -7,6 +7,7 @@ field is found by the type checker and not by a user.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 
@@ -104,6 +105,22 @@ class Data:
 
     id: int
     data: bytes
+
+    def tokens(self) -> list[bytes]:
+        """Returns the bytes of each token."""
+        return [self.data]
+
+
+@dataclass(frozen=True, slots=True)
+class DataRun(Data):
+    """The text of several tokens that were merged while nobody took them."""
+
+    sizes: list[int]
+
+    def tokens(self) -> list[bytes]:
+        """Returns the bytes of each token."""
+        ends = list(accumulate(self.sizes))
+        return [self.data[end - size : end] for size, end in zip(self.sizes, ends, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

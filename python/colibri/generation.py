@@ -37,7 +37,7 @@ class Prompt:
         options: extensions of SUBMIT; each must be offered by the engine.
         affinity: names the conversation.
         thinks: whether thinking is to be told from the answer.
-        telemetry: whether alternatives per token are wanted.
+        topk: whether alternatives per token are wanted.
     """
 
     text: str
@@ -48,7 +48,7 @@ class Prompt:
     stop: tuple[str, ...] = ()
     options: dict[str, str] = field(default_factory=dict)
     thinks: bool = False
-    telemetry: bool = False
+    topk: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,7 @@ class Result:
     Attributes:
         finish_reason: ``stop`` or ``length``.
         done: the engine's closing figures.
+        completion_tokens: tokens up to the one that ended the answer.
         cached_tokens: prompt tokens that were not processed again.
         ttft_ms: time from sending to the first token, ``None`` without one.
         queue_wait_ms: time spent waiting for a slot.
@@ -85,6 +86,7 @@ class Result:
 
     finish_reason: str
     done: frames.Done
+    completion_tokens: int
     cached_tokens: int
     ttft_ms: float | None
     queue_wait_ms: float
@@ -94,8 +96,8 @@ class Result:
         """Returns the ``usage`` object of OpenAI."""
         return {
             "prompt_tokens": self.done.prompt_tokens,
-            "completion_tokens": self.done.emitted,
-            "total_tokens": self.done.prompt_tokens + self.done.emitted,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.done.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
@@ -126,6 +128,8 @@ class Generation:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._out: deque[Delta] = deque()
         self._topk: list[list[dict[str, Any]]] = []
+        self._tokens = 0
+        self._last_token_counts = False
         self._cached_tokens: int | None = None
         self._first_token_at: float | None = None
         self._submitted_at = 0.0
@@ -177,7 +181,7 @@ class Generation:
     def _submit(self, lease: Lease) -> Turn:
         prompt, engine = self._prompt, self._engine
         options = dict(prompt.options)
-        if prompt.telemetry and "topk" in engine.options:
+        if prompt.topk and "topk" in engine.options:
             options.setdefault("topk", str(TOPK))
         self._submitted_at = self._clock()
         self._repin_mark = engine.telemetry.repin_mark
@@ -223,9 +227,12 @@ class Generation:
             case frames.Data():
                 if self._first_token_at is None:
                     self._first_token_at = self._clock()
-                self._add(turn, self._utf8.decode(event.data))
+                for token in event.tokens():
+                    self._token(turn, token)
             case frames.TopK():
-                self._topk.append([_alternative(*token) for token in event.tokens])
+                # An engine may send them unasked (SERVE_TOPK=1), and they make replies large.
+                if self._prompt.topk and self._last_token_counts:
+                    self._topk.append([_alternative(*token) for token in event.tokens])
             case frames.Done():
                 self._add(turn, self._utf8.decode(b"", final=True))
                 self._emit(self._stop.flush())
@@ -234,6 +241,14 @@ class Generation:
                 self._finish(turn, event)
             case _:
                 raise TypeError(f"not an event of a request: {event!r}")
+
+    def _token(self, turn: Turn, data: bytes) -> None:
+        # Tokens that were on their way when the answer ended are no part of it; how many there
+        # are is chance.
+        self._last_token_counts = not self._stop.stopped
+        if self._last_token_counts:
+            self._tokens += 1
+            self._add(turn, self._utf8.decode(data))
 
     def _add(self, turn: Turn, text: str) -> None:
         was_stopped = self._stop.stopped
@@ -254,16 +269,19 @@ class Generation:
         ttft_ms = None
         if self._first_token_at is not None:
             ttft_ms = round((self._first_token_at - self._submitted_at) * 1000, 3)
-        reason = "length" if done.length_limited and not self._stop.stopped else "stop"
+        stopped = self._stop.stopped
+        limited = done.length_limited and not stopped
+        reason = "length" if limited else "stop"
+        completion_tokens = self._tokens if stopped else done.emitted
         cached = self._cached_tokens or 0
         stats = {
-            "completion_tokens": done.emitted,
+            "completion_tokens": completion_tokens,
             "tokens_per_second": done.tok_s,
             "cache_hit_percent": done.hit_pct,
             "rss_gb": done.rss_gb,
             "prompt_tokens": done.prompt_tokens,
             "cached_tokens": cached,
-            "length_limited": done.length_limited,
+            "length_limited": limited,
             "ttft_ms": ttft_ms,
         }
         perf = None
@@ -274,6 +292,7 @@ class Generation:
         self._result = result = Result(
             finish_reason=reason,
             done=done,
+            completion_tokens=completion_tokens,
             cached_tokens=cached,
             ttft_ms=ttft_ms,
             queue_wait_ms=round(self.queue_wait_ms, 3),

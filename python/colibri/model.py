@@ -9,9 +9,11 @@ from os import PathLike
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri import _core
+from colibri import _core, arguments
 from colibri.errors import EngineError
 from colibri.models import resolve_model
+
+MAX_RAM_GB = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Model:
         progress: called with (stage, done, total) while loading.
 
     Raises:
+        TypeError, ValueError: naming the argument that cannot be used.
         ModelError: there is no such folder.
         EngineError: the engine refuses the model.
     """
@@ -53,7 +56,13 @@ class Model:
         threads: int | None = None,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
-        folder = resolve_model(None if path is None else str(path), environment=False)
+        name = None if path is None else arguments.path("path", path)
+        if ram_gb is not None:
+            ram_gb = arguments.real("ram_gb", ram_gb, 0, MAX_RAM_GB, above_low=True)
+        ctx = arguments.integer("ctx", ctx, 2, arguments.MAX_TOKENS)
+        if threads is not None:
+            threads = arguments.integer("threads", threads, 1, arguments.MAX_THREADS)
+        folder = resolve_model(name, environment=False)
         try:
             self._model = _core.Model(str(folder), ram_gb, ctx, threads, progress)
         except _core.ColibriCoreError as error:
@@ -61,16 +70,16 @@ class Model:
 
     def encode(self, text: str) -> list[int]:
         """Returns the token ids of ``text``; no token is added."""
-        return self._model.encode(text)
+        return self._model.encode(arguments.text("text", text))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of token ids."""
-        return self._model.decode(list(ids))
+        return self._model.decode(arguments.ids("ids", ids))
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Returns the logits after each token, shape [tokens, vocab]."""
         try:
-            data, rows, cols = self._model.logits(list(ids))
+            data, rows, cols = self._model.logits(arguments.ids("ids", ids))
         except _core.ColibriCoreError as error:
             raise _engine_error(error) from error
         return np.frombuffer(data, dtype=np.float32).reshape(rows, cols)
@@ -81,7 +90,7 @@ class Model:
         Both arrays have the shape [tokens, sparse layers, top-k].
         """
         try:
-            experts, weights, tokens, layers, top_k = self._model.routing(list(ids))
+            experts, weights, tokens, layers, top_k = self._model.routing(arguments.ids("ids", ids))
         except _core.ColibriCoreError as error:
             raise _engine_error(error) from error
         shape = (tokens, layers, top_k)
@@ -100,7 +109,7 @@ class Model:
         seed: int | None = None,
         stop: Sequence[str] = (),
     ) -> Iterator[Token]:
-        """Yields the continuation of ``prompt`` token by token.
+        """Returns an iterator over the continuation of ``prompt``, token by token.
 
         Args:
             prompt: text as it stands (no chat template), or token ids.
@@ -109,12 +118,41 @@ class Model:
             top_p: probability mass to sample from.
             seed: makes the draw repeatable.
             stop: texts that end the answer; they are not part of it.
+
+        Raises:
+            TypeError, ValueError: naming the argument that cannot be used.
+            EngineError: from the iterator, the engine failed.
         """
-        source = prompt if isinstance(prompt, str) else list(prompt)
+        source: str | list[int]
+        if isinstance(prompt, str):
+            source = arguments.text("prompt", prompt)
+        else:
+            source = arguments.ids("prompt", prompt, "a string or a list of integers")
+        if not source:
+            raise ValueError("prompt must not be empty")
+        if seed is not None:
+            seed = arguments.integer("seed", seed, 0, arguments.MAX_SEED)
+        # Checked before the iterator begins, so that the wrong call itself fails.
+        return self._tokens(
+            source,
+            arguments.integer("max_tokens", max_tokens, 1, arguments.MAX_TOKENS),
+            arguments.real("temperature", temperature, 0, 2),
+            arguments.real("top_p", top_p, 0, 1, above_low=True),
+            seed,
+            arguments.texts("stop", stop),
+        )
+
+    def _tokens(
+        self,
+        prompt: str | list[int],
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        seed: int | None,
+        stop: list[str],
+    ) -> Iterator[Token]:
         try:
-            for token in self._model.generate(
-                source, max_tokens, temperature, top_p, seed, list(stop)
-            ):
+            for token in self._model.generate(prompt, max_tokens, temperature, top_p, seed, stop):
                 yield Token(token.id, token.text, token.logprob)
         except _core.ColibriCoreError as error:
             raise _engine_error(error) from error

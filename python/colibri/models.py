@@ -31,8 +31,11 @@ def resolve_model(name: str | None, *, environment: bool = True) -> Path:
     Raises:
         ModelError: there is no such folder.
     """
+    said = name
     if name is None and environment:
         name = os.environ.get("COLI_MODEL") or None
+        # Who sees the message may not have typed the path, nor know where it stands.
+        said = f"COLI_MODEL={name}"
     if name is None or (name == DEMO_NAME and not Path(name).exists()):
         folder = demo_folder()
         if not folder.is_dir():
@@ -40,15 +43,21 @@ def resolve_model(name: str | None, *, environment: bool = True) -> Path:
                 "the demo model is not installed", hint="give a model folder as argument"
             )
         return folder
-    path = Path(name).expanduser()
-    if not path.exists():
+    try:
+        path = Path(name).expanduser()
+        exists = path.exists()
+    except (OSError, RuntimeError) as error:
+        # A name that is too long, or somebody's home who does not exist.
+        reason = error.strerror if isinstance(error, OSError) else "no such home folder"
+        raise ModelError(f"{said}: {reason}") from error
+    if not exists:
         raise ModelError(
-            f"{name}: no such model folder",
+            f"{said}: no such model folder",
             hint="give the folder that holds config.json and the weights, or 'demo'",
         )
     if path.is_dir() and not (path / "config.json").is_file() and not any(path.glob("*.gguf")):
         raise ModelError(
-            f"{name}: no config.json in this folder",
+            f"{said}: no config.json in this folder",
             hint="give the folder that holds config.json and the weights, or 'demo'",
         )
     path = path.resolve()

@@ -152,13 +152,16 @@ def bind(settings: ServeSettings) -> list[socket.socket]:
                 address = (address[0], sockets[0].getsockname()[1], *address[2:])
             sock.bind(address)
             sock.listen(BACKLOG)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         for sock in sockets:
             sock.close()
-        reason = error.strerror or str(error)
+        hint = "stop the other program or choose another port with --port"
+        if isinstance(error, UnicodeError | socket.gaierror):
+            hint = "give --host an address of this machine"
+        reason = error.strerror if isinstance(error, OSError) else "not a host name"
         raise UsageError(
             f"cannot listen on {settings.host} port {settings.port}: {reason}",
-            hint="stop the other program or choose another port with --port",
+            hint=hint,
         ) from error
     return sockets
 

@@ -15,6 +15,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
+from markers import SPECIAL, START
 from stories.copying import Turns, copy_turns
 from stories.facts import fact
 from stories.grammar import Generator
@@ -22,16 +23,6 @@ from stories.talk import small_talk
 from stories.telling import request
 from storygen import careless, documents, plain_story
 
-SPECIAL = [
-    "<|endoftext|>",
-    "[gMASK]",
-    "<sop>",
-    "<|system|>",
-    "<|user|>",
-    "<|assistant|>",
-    "<|observation|>",
-]
-START = "[gMASK]<sop>"
 END = "<|endoftext|>"
 
 # How often a document of a kind is drawn (not its share of the tokens: stories are longer).

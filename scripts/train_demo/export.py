@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from data import SPECIAL, START
+from markers import SPECIAL, START
 from model import DemoModel, ModelConfig
 from quantize import bits_of, dequantize, pack, quantization_config, quantize
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from backends import Backend, EngineBackend, Prompt, ServerBackend
 from stories.facts import fact
 from stories.grammar import Generator
 from stories.talk import TALK, small_talk
@@ -181,19 +182,22 @@ def answers_of(cases: list[Case], options: argparse.Namespace) -> list[str]:
     """Ask the chosen backend."""
     if options.self:
         return [case.reference for case in cases]
-    import torch
-
-    from backends import EngineBackend, Prompt, ServerBackend, TorchBackend
-
-    torch.set_num_threads(options.threads)
-    if options.folder:
-        backend = TorchBackend.from_folder(options.folder)
-    elif options.checkpoint:
-        backend = TorchBackend.from_checkpoint(options.checkpoint)
-    elif options.engine:
+    backend: Backend
+    if options.engine:
         backend = EngineBackend(options.engine)
-    else:
+    elif options.server:
         backend = ServerBackend(options.server, options.model, options.key)
+    else:
+        # PyTorch is needed by these alone.
+        import torch
+
+        from torch_backend import TorchBackend
+
+        torch.set_num_threads(options.threads)
+        if options.folder:
+            backend = TorchBackend.from_folder(options.folder)
+        else:
+            backend = TorchBackend.from_checkpoint(options.checkpoint)
     prompts = [Prompt(case.history, case.question, MAX_TOKENS[case.kind]) for case in cases]
     return backend.answer(prompts, options.temperature, options.top_p, options.seed)
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data import START
 from export import load_folder
+from markers import START
 from model import generate
 from stories.grammar import Generator
 from stories.telling import request

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from backends import Prompt, TorchBackend
+from backends import Prompt
+from torch_backend import TorchBackend
 
 CHATS = [
     ["Hello!", "Who are you?"],

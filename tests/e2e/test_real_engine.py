@@ -73,7 +73,10 @@ def test_a_chat_streamed_and_whole_is_the_same(client: openai.OpenAI) -> None:
     said = whole.choices[0].message.content
     assert said
     stream = client.chat.completions.create(
-        **fields, stream=True, stream_options={"include_usage": True}
+        **fields,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_headers={"X-Colibri-Telemetry": "topk"},
     )
     chunks = list(stream)
     assert "".join(c.delta.content or "" for chunk in chunks for c in chunk.choices) == said
@@ -87,8 +90,10 @@ def test_a_chat_streamed_and_whole_is_the_same(client: openai.OpenAI) -> None:
     assert stats["completion_tokens"] == usage.completion_tokens
     assert stats["ttft_ms"] > 0
     assert perf["wall_s"] > 0
-    assert len(figures["colibri"]["topk"]) == usage.completion_tokens
-    best = figures["colibri"]["topk"][0]
+    assert figures["colibri"]["topk"] is None
+    last: Any = chunks[-1].model_extra
+    assert len(last["colibri"]["topk"]) == usage.completion_tokens
+    best = last["colibri"]["topk"][0]
     assert [b["logprob"] for b in best] == sorted((b["logprob"] for b in best), reverse=True)
 
 
@@ -196,6 +201,23 @@ def test_a_killed_engine_is_told_and_replaced(model: Path) -> None:
                     time.sleep(0.1)
             assert after == before
             assert all("engine" in reason for reason in reasons)
+    finally:
+        serving.close()
+
+
+def test_a_killed_server_leaves_no_engine_behind(model: Path) -> None:
+    serving = Serving(None, "serve", str(model), "--ctx", str(CTX))
+    try:
+        serving.url()
+        children = Path(f"/proc/{serving.process.pid}/task/{serving.process.pid}/children")
+        engine = Path("/proc", children.read_text(encoding="utf-8").strip())
+        assert engine.exists()
+        serving.end(signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        # Who inherits the ended process may leave it unread for a while.
+        while engine.exists() and " Z " not in (engine / "stat").read_text(encoding="utf-8"):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
     finally:
         serving.close()
 

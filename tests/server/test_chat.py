@@ -52,13 +52,12 @@ async def test_an_answer_in_one_piece(serve: Serve) -> None:
         assert colibri["stats"]["cached_tokens"] == 2
         assert colibri["stats"]["ttft_ms"] >= 0
         assert colibri["perf"]["expert_wait_s"] == 0.05
-        assert colibri["topk"][0][0] == {"text": "Hello", "bytes": [*b"Hello"], "logprob": -0.1}
-        assert len(colibri["topk"]) == 5
+        assert colibri["topk"] is None
         assert colibri["entropy"] == [1.5, 2.25]
         assert colibri["repin"] == [{"layer": 1, "expert": 3, "old_tier": 0, "gpu": -1}]
         assert answer.headers["x-request-id"].startswith("req_")
         [line] = server.files.received
-        assert line.split()[3:] == ["23", "64", "0.7", "0.9", "topk=5"]
+        assert line.split()[3:] == ["23", "64", "0.7", "0.9"]
 
 
 async def test_a_streamed_answer(serve: Serve) -> None:
@@ -90,6 +89,23 @@ async def test_a_streamed_answer(serve: Serve) -> None:
         assert empty == []
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_alternatives_come_when_asked_for(serve: Serve, stream: bool) -> None:
+    async with serve({"topk": True}) as server:
+        body = chat_body(stream=stream)
+        headers = {"X-Colibri-Telemetry": "topk"}
+        if stream:
+            got = await server.open("POST", "/v1/chat/completions", body, headers)
+            topk = (await chunks(got))[-1]["colibri"]["topk"]
+        else:
+            answer = await server.request("POST", "/v1/chat/completions", body, headers)
+            topk = answer.json["colibri"]["topk"]
+        assert topk[0][0] == {"text": "Hello", "bytes": [*b"Hello"], "logprob": -0.1}
+        assert len(topk) == 5
+        [line] = server.files.received
+        assert line.split()[-1] == "topk=5"
+
+
 async def test_telemetry_is_left_out_when_not_wanted(serve: Serve) -> None:
     async with serve() as server:
         off = {"X-Colibri-Telemetry": "off"}
@@ -101,6 +117,27 @@ async def test_telemetry_is_left_out_when_not_wanted(serve: Serve) -> None:
         assert all("topk" not in line for line in server.files.received)
     async with serve(telemetry=False) as server:
         assert "colibri" not in (await server.chat()).json
+
+
+@pytest.mark.parametrize("merged", [False, True])
+async def test_tokens_after_a_stop_string_do_not_count(serve: Serve, merged: bool) -> None:
+    # All of the answer is on its way before STOP can arrive; how much is taken at once varies.
+    scenario = {"tokens": ["a", "b", "c", "d", "e"], "repeat": 10, "topk": True, "deaf": True}
+    async with serve(scenario) as server:
+        topk = {"X-Colibri-Telemetry": "topk"}
+        body = chat_body(stop="cd")
+        if merged:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("colibri.engine.QUEUE_TOKENS", 2)
+                answer = await server.request("POST", "/v1/chat/completions", body, topk)
+        else:
+            answer = await server.request("POST", "/v1/chat/completions", body, topk)
+            assert len(answer.json["colibri"]["topk"]) == 4
+        assert answer.json["choices"][0]["message"]["content"] == "ab"
+        assert answer.json["usage"]["completion_tokens"] == 4
+        assert answer.json["colibri"]["stats"]["completion_tokens"] == 4
+        profile = (await server.request("GET", "/profile")).json
+        assert profile["turns"][-1]["completion_tokens"] == 4
 
 
 async def test_a_raw_prompt_goes_to_the_engine_as_it_stands(serve: Serve) -> None:
@@ -323,13 +360,13 @@ async def test_death_of_the_engine_has_a_cause_and_the_next_request_works(
             assert answer.status == 502
             error = answer.error
         assert error["code"] == "engine_died"
-        assert "killed by signal 9 (SIGKILL): likely out of memory" in error["message"]
+        assert "killed by signal 9 (SIGKILL): possibly out of memory" in error["message"]
         answer = await server.chat()
         assert answer.status == 503
         assert "retry-after" in answer.headers
         health = await server.request("GET", "/health")
         assert (health.status, health.json["state"]) == (503, "restarting")
-        assert "signal 9" in health.json["reason"]
+        assert "signal 9" in health.json["engine"]["reason"]
         await until(lambda: server.engine.state.name == "ready")
         assert (await server.chat()).json["choices"][0]["message"]["content"] == SAID
 

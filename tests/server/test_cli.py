@@ -102,6 +102,41 @@ def test_run_takes_the_prompt_from_stdin_and_the_options(fake: Fake, model: str)
     assert files.received[0].split()[3:] == ["3", "2", "0.7", "0.5", "seed=5"]
 
 
+def test_minus_zero_is_zero(fake: Fake, model: str) -> None:
+    files = fake()
+    done = colibri("run", "--model", model, "hi", "--temperature", "-0.0", files=files)
+    assert done.returncode == 0, done.stderr
+    assert files.received[0].split()[5] == "0"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--ctx", "x", "must be an integer"),
+        ("--seed", "1.5", "must be an integer"),
+        ("--top-p", "x", "must be a number"),
+        ("--threads", "1025", "must be from 1 to 1024"),
+        ("--temperature", "nan", "must be from 0 to 2"),
+    ],
+)
+def test_a_wrong_number_is_told_in_words(option: str, value: str, words: str) -> None:
+    assert_refused(colibri("run", "hi", option, value), 2, option, words)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("serve", ["'demo'", "COLI_MODEL", "(default: 127.0.0.1)", "(default: 8000)"]),
+        ("run", ["'demo'", "default: 256", "likeliest tokens"]),
+        ("chat", ["'demo'", "what the context leaves", "likeliest tokens"]),
+    ],
+)
+def test_help_tells_what_happens_without_an_option(command: str, words: list[str]) -> None:
+    told = " ".join(colibri(command, "--help").stdout.split())
+    for word in words:
+        assert word in told
+
+
 def test_run_asks_by_the_chat_template(fake: Fake, model: str) -> None:
     files = fake()
     done = colibri("run", "--model", model, "--chat", "hi", files=files)
@@ -164,6 +199,20 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(fake: Fake, model: str) -> Non
         assert (chat.returncode, err) == (0, "")
         assert out.endswith("\n")
     assert [line.split()[0] for line in files.received] == ["SUBMIT", "STOP", "EOF"]
+
+
+def test_a_hard_death_of_the_server_ends_the_engine(fake: Fake, model: str) -> None:
+    files = fake()
+    server = Serving(files, "serve", model)
+    try:
+        server.url()
+        server.end(signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        while "EOF" not in files.received:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        server.close()
 
 
 @pytest.fixture

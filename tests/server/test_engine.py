@@ -144,7 +144,7 @@ async def test_death_fails_what_is_in_flight_and_the_next_life_serves(fake: Fake
         await engine.wait_ready()
         first, second = submit(engine, slot=0), submit(engine, slot=1)
         for turn in (first, second):
-            with pytest.raises(EngineDied, match=r"killed by signal 9 .* likely out of memory"):
+            with pytest.raises(EngineDied, match=r"killed by signal 9 .* possibly out of memory"):
                 await events(turn)
         assert engine.state.name == "restarting"
         assert engine.state.reason is not None

@@ -152,6 +152,50 @@ async def test_names_of_this_machine_and_allowed_ones_are_served(serve: Serve) -
         assert (await server.request("GET", "/health", host="any.example")).status == 200
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "statuses"),
+    [
+        ("Origin", "http://[::1", {403}),
+        ("Origin", "http://[v1.x]:y", {403}),
+        ("Origin", "//\u2100@x", {403}),
+        ("Origin", "null", {403}),
+        ("Origin", "", {403}),
+        ("Host", "[::1", {403}),
+        ("Host", "[", {403, 400}),
+        ("Host", ":", {403, 400}),
+        ("Content-Length", "\u00b2", {400}),
+        ("Content-Length", "9" * 5000, {400, 413}),
+        ("Content-Length", "-1", {400}),
+        ("Content-Type", "; charset=\xff", {200}),
+        ("Content-Encoding", "\xe9", {415}),
+        ("Authorization", "\xe9 \xe9", {401}),
+        ("X-Api-Key", "\xff", {401}),
+        ("X-Colibri-Telemetry", "\xe9", {200}),
+    ],
+)
+async def test_headers_without_sense_are_refused_and_never_a_fault(
+    serve: Serve, name: str, value: str, statuses: set[int]
+) -> None:
+    needs_key = name in ("Authorization", "X-Api-Key")
+    async with serve(api_key="sesame" if needs_key else None) as server:
+        answer = await server.request("POST", CHAT, chat_body(), {name: value})
+        assert answer.status in statuses
+
+
+async def test_a_preflight_repeats_header_names_only(serve: Serve) -> None:
+    origin = "https://app.example"
+    async with serve(cors_origins=(origin,)) as server:
+        for asked, allowed in (
+            ("x-one, x-two", "x-one, x-two"),
+            ("a\tb", "authorization, content-type"),
+            ("\xe9", "authorization, content-type"),
+        ):
+            headers = {"Origin": origin, "Access-Control-Request-Headers": asked}
+            answer = await server.request("OPTIONS", CHAT, headers=headers)
+            assert answer.status == 204
+            assert answer.headers["access-control-allow-headers"] == allowed
+
+
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 async def test_the_key_is_needed_wherever_it_should_be(
     serve: Serve, method: str, path: str
@@ -458,6 +502,10 @@ async def test_experts_profile_and_state_follow_the_turns(serve: Serve) -> None:
         health = (await server.request("GET", "/health")).json
         assert health["status"] == "ok"
         assert health["scheduler"]["admitted"] == 1
+        assert (health["state"], health["in_flight"], health["kv_slots"]) == ("ready", 0, 2)
+        # One name for each figure.
+        assert "name" not in health["engine"]
+        assert not {"active", "capacity"} & set(health["scheduler"])
 
 
 async def test_the_engine_knows_its_layers_best(serve: Serve) -> None:

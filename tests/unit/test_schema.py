@@ -107,6 +107,10 @@ def test_harmless_values_change_nothing(fields: dict[str, Any]) -> None:
     assert chat(**fields) == chat()
 
 
+def test_minus_zero_is_zero() -> None:
+    assert str(chat(temperature=-0.0).sampling.temperature) == "0.0"
+
+
 def test_the_newer_limit_wins() -> None:
     assert chat(max_tokens=9, max_completion_tokens=3).sampling.max_tokens == 3
     assert chat(max_tokens=9.0).sampling.max_tokens == 9

@@ -17,6 +17,7 @@ from colibri.errors import ColibriError, RequestError
 from colibri.generation import Generation
 from colibri.models import ModelInfo, read_model, resolve_model
 from colibri.prompt import PromptRenderer
+from colibri.streams import check_text
 
 HELP = "/reset forgets the conversation, /quit ends, Ctrl-C stops an answer"
 
@@ -47,6 +48,7 @@ class Conversation:
         Raises:
             ColibriError: there is no answer; the message is not part of the conversation then.
         """
+        check_text(text, "the message")
         messages = [*self.messages, {"role": "user", "content": text}]
         prompt = replace(
             sampling(self._args, self._model, self._engine, self._renderer.render(messages)),

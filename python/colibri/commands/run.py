@@ -13,6 +13,7 @@ from colibri.errors import RequestError
 from colibri.generation import Generation, Progress, Prompt, Text
 from colibri.models import ModelInfo, read_model, resolve_model
 from colibri.prompt import PromptRenderer
+from colibri.streams import check_text
 from colibri.text_filters import role_markers
 
 DEFAULT_MAX_TOKENS = 256
@@ -80,7 +81,8 @@ async def _run(args: argparse.Namespace, text: str) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the continuation of the prompt."""
     text = sys.stdin.read() if args.prompt == "-" else args.prompt
-    if not text or "\0" in text:
-        raise RequestError("the prompt must hold text and no NUL character")
+    check_text(text, "the prompt")
+    if not text:
+        raise RequestError("the prompt is empty")
     asyncio.run(_run(args, text))
     return 0

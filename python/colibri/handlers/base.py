@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import re
 import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ REFUSED_BODY_BYTES = 4 << 20
 # Silence that clients and proxies are assumed to bear.
 KEEPALIVE_S = 10.0
 
+HEADER_NAMES = re.compile(r"[\w!#$%&'*+.^`|~-]+(?:[ ]*,[ ]*[\w!#$%&'*+.^`|~-]+)*", re.ASCII)
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 Auth = Literal["open", "key"]
@@ -147,7 +149,7 @@ class BaseHandler(tornado.web.RequestHandler):
         origin = self.request.headers.get("Origin")
         if origin is None or self.request.method in ("GET", "HEAD"):
             return
-        if origin in self.service.cors_origins or urlsplit(origin).netloc == self.request.host:
+        if origin in self.service.cors_origins or _origin_host(origin) == self.request.host:
             return
         raise RequestError(
             "pages of this origin may not call this server",
@@ -252,8 +254,11 @@ class BaseHandler(tornado.web.RequestHandler):
         """Answers a preflight: allowed origins learn what they may send."""
         if self.get_header("Access-Control-Allow-Origin") is not None:
             self.set_header("Access-Control-Allow-Methods", "GET, HEAD, POST, OPTIONS")
-            asked = self.request.headers.get("Access-Control-Request-Headers")
-            self.set_header("Access-Control-Allow-Headers", asked or "authorization, content-type")
+            asked = self.request.headers.get("Access-Control-Request-Headers", "")
+            # What is no list of names is not repeated: it may hold what no header can.
+            if not HEADER_NAMES.fullmatch(asked):
+                asked = "authorization, content-type"
+            self.set_header("Access-Control-Allow-Headers", asked)
             self.set_header("Access-Control-Max-Age", "600")
         self.set_status(204)
         self.finish()
@@ -319,10 +324,18 @@ def describe_error(
     return status, {"error": body}, retry_after_s
 
 
+def _origin_host(origin: str) -> str | None:
+    """Returns host and port of an origin, ``None`` for what is not an address."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
+
+
 def host_name(host: str) -> str:
     """Returns the name in a Host header, in lower case, without port and brackets."""
     host = host.strip().lower()
-    if host.startswith("["):
+    if host.startswith("[") and "]" in host:
         return host[1:].partition("]")[0]
     return host.rpartition(":")[0] if host.count(":") == 1 else host
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from tornado.iostream import StreamClosedError
 
 from colibri.admission import chat_affinity
 from colibri.errors import ColibriError, RequestError
-from colibri.generation import Generation, Progress, Prompt, Text
+from colibri.generation import Generation, Progress, Prompt, Result, Text
 from colibri.handlers.base import Auth, BaseHandler, describe_error
 from colibri.openai.json import dumps
 from colibri.openai.schema import Sampling, check_prompt_size, engine_options, parse_chat
@@ -52,13 +52,18 @@ class GenerationHandler(BaseHandler):
             stop=sampling.stop + role_markers(model.template),
             options=engine_options(sampling, engine.options),
             thinks=thinks,
-            telemetry=self.wants_telemetry(),
+            topk=self.telemetry_wanted() == "topk",
         )
 
-    def wants_telemetry(self) -> bool:
-        """Whether the reply carries the ``colibri`` object."""
-        asked = self.request.headers.get("X-Colibri-Telemetry", "on")
-        return self.service.telemetry and asked.strip().lower() != "off"
+    def telemetry_wanted(self) -> Literal["off", "on", "topk"]:
+        """What the reply carries: no ``colibri`` object, all but the alternatives, or all."""
+        asked = self.request.headers.get("X-Colibri-Telemetry", "").strip().lower()
+        if asked == "off" or not self.service.telemetry:
+            return "off"
+        return "topk" if asked == "topk" else "on"
+
+    def _colibri(self, result: Result) -> dict[str, Any] | None:
+        return None if self.telemetry_wanted() == "off" else result.colibri
 
     async def answer(self, prompt: Prompt, sampling: Sampling, *, chat: bool) -> None:
         """Generates and replies, as a stream or in one piece."""
@@ -85,7 +90,7 @@ class GenerationHandler(BaseHandler):
                 reasoning="".join(parts["reasoning"]),
                 finish_reason=result.finish_reason,
                 usage=result.usage(),
-                colibri=result.colibri if self.wants_telemetry() else None,
+                colibri=self._colibri(result),
             )
         )
 
@@ -137,7 +142,7 @@ class GenerationHandler(BaseHandler):
                 case None:
                     break
         result = generation.result
-        figures = chunks.figures(result.usage(), result.colibri if self.wants_telemetry() else None)
+        figures = chunks.figures(result.usage(), self._colibri(result))
         await self._send(chunks.finish(result.finish_reason) + figures)
 
     async def _send(self, data: bytes) -> None:

@@ -75,14 +75,13 @@ class HealthHandler(BaseHandler):
             self.set_header("Retry-After", "2")
         if self.authorised():
             telemetry = engine.telemetry
-            if state.reason is not None:
-                body["reason"] = state.reason
+            # Its name is the body's ``state`` already.
+            details = state.to_dict()
+            del details["name"]
             body |= {
-                "engine": state.to_dict(),
+                "engine": details,
                 "scheduler": {
-                    "active": admission.active,
                     "queued": admission.queued,
-                    "capacity": admission.slots,
                     "max_queue": admission.max_queue,
                     "admitted": admission.admitted,
                     "rejected": admission.rejected,

@@ -115,7 +115,8 @@ def _number(low: float, high: float, *, above_low: bool = False) -> Check:
         ):
             bound = f"above {low:g} and at most {high:g}" if above_low else f"{low:g} to {high:g}"
             raise ValueError(f"must be a number, {bound}")
-        return float(value)
+        # Minus zero is zero, and the wire takes no sign.
+        return float(value) + 0.0
 
     return check
 
