@@ -50,6 +50,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--init", type=Path, help="begin with the weights of an exported folder")
     parser.add_argument("--curriculum-loss", type=float, default=0.3, help="ends below this")
     parser.add_argument("--curriculum-steps", type=int, default=600, help="ends then at the latest")
+    parser.add_argument(
+        "--late-from",
+        type=int,
+        help="batch of the corpus that begins the late mix (default: where the decay begins)",
+    )
     parser.add_argument("--batch-tokens", type=int, default=2304)
     parser.add_argument("--short", type=int, default=384, help="tokens in a usual row")
     parser.add_argument("--long", type=int, default=1024, help="tokens in a long conversation")
@@ -133,8 +138,15 @@ class Trainer:
         if options.init and not options.resume:
             shutil.copyfile(options.init / "tokenizer.json", options.work / "tokenizer.json")
         tokenizer = make_tokenizer(options.work / "tokenizer.json")
+        if options.late_from is None:
+            options.late_from = options.steps - options.decay_steps
         self.batches = Batches(
-            Encoder(tokenizer), options.seed, options.batch_tokens, options.short, options.long
+            Encoder(tokenizer),
+            options.seed,
+            options.batch_tokens,
+            options.short,
+            options.long,
+            options.late_from,
         )
         self.net = DemoModel(ModelConfig(vocab_size=tokenizer.get_vocab_size()))
         self.workers = Workers(self.net, options.threads)
