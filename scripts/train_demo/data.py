@@ -49,6 +49,7 @@ class Mix:
     questions: tuple[int, ...]  # numbers of questions about such a story
     story_weight: float  # loss weight of a story's words
     facts: tuple[str | None, ...]  # kinds of facts to draw from; None: as `fact` does
+    forms: tuple[str | None, ...] = (None,)  # forms of requests to draw from, likewise
 
 
 EARLY = Mix(
@@ -65,6 +66,15 @@ LATE = Mix(
     questions=(2, 3, 4, 5, 6),
     story_weight=0.6,
     facts=(None, None, "plus", "plus", "minus", "cap", "month", "next", "count"),
+)
+# The rest of the way: requests with an object, and the facts still missed.
+FINAL = Mix(
+    kinds={"request": 0.37, "fact": 0.42, "talk": 0.09, "copy": 0.10, "story": 0.02},
+    asked=0.95,
+    questions=(2, 3, 4, 5, 6),
+    story_weight=1.0,
+    facts=(None, None, "opp", "opp", "count", "plus", "plus", "plus", "minus", "minus"),
+    forms=(None, None, None, "namedobj", "kidobj", "animobj"),
 )
 
 
@@ -109,7 +119,7 @@ def make_tokenizer(path: Path, vocabulary: int = 2048, seed: int = 5) -> Tokeniz
 
 def story_dialogue(g: Generator, mix: Mix) -> Turns:
     """A requested story with more questions about it than the corpus of `storygen.py` has."""
-    asked = request(g)
+    asked = request(g, form=_one_of(g, mix.forms))
     turns = [(asked.question, asked.text)]
     if g.chance(mix.asked):
         g.random.shuffle(asked.questions)
@@ -132,7 +142,7 @@ def dialogue(g: Generator, kind: str, mix: Mix) -> Turns:
         turns = story_dialogue(g, mix)
     elif kind == "fact":
         count = g.pick((1, 2, 3, 3, 4))
-        turns = [fact(g, _fact_kind(g, mix))[:2] for _ in range(count)]
+        turns = [fact(g, _one_of(g, mix.facts))[:2] for _ in range(count)]
     elif kind == "talk":
         turns = [small_talk(g)[:2] for _ in range(g.pick((1, 1, 2, 3)))]
     else:
@@ -142,8 +152,8 @@ def dialogue(g: Generator, kind: str, mix: Mix) -> Turns:
     return turns
 
 
-def _fact_kind(g: Generator, mix: Mix) -> str | None:
-    return g.pick(mix.facts) if len(mix.facts) > 1 else mix.facts[0]
+def _one_of(g: Generator, kinds: tuple[str | None, ...]) -> str | None:
+    return g.pick(kinds) if len(kinds) > 1 else kinds[0]
 
 
 def draw_kind(g: Generator, mix: Mix) -> str:
@@ -245,13 +255,20 @@ def to_tensors(rows: list[Row]) -> tuple[Tensor, Tensor]:
 class Batches:
     """Batches by number.
 
-    `short` and `long` are row lengths in predicted tokens; the late mix is used for chunks that
-    begin at corpus batch `late_from` or after it."""
+    `short` and `long` are row lengths in predicted tokens; the late and the final mix are used
+    for chunks that begin at corpus batch `late_from`, `final_from` or after it."""
 
     def __init__(
-        self, encoder: Encoder, seed: int, tokens: int, short: int, long: int, late_from: int
+        self,
+        encoder: Encoder,
+        seed: int,
+        tokens: int,
+        short: int,
+        long: int,
+        late_from: int,
+        final_from: int,
     ) -> None:
-        self.late_from = late_from
+        self.late_from, self.final_from = late_from, final_from
         self.encoder, self.seed = encoder, seed
         self.tokens, self.short, self.long = tokens, short, long
         self._curriculum: tuple[int, list[list[Row]]] = (-1, [])
@@ -284,7 +301,9 @@ class Batches:
 
     def _corpus_chunk(self, chunk: int) -> list[list[Row]]:
         g = self.generator("corpus", chunk)
-        mix = LATE if chunk * CHUNK >= self.late_from else EARLY
+        mix = EARLY
+        if chunk * CHUNK >= self.late_from:
+            mix = FINAL if chunk * CHUNK >= self.final_from else LATE
         per_batch = self.tokens // self.short
         n_long = CHUNK // LONG_EVERY
         wanted = (CHUNK - n_long) * per_batch

@@ -55,6 +55,11 @@ def arguments() -> argparse.Namespace:
         type=int,
         help="batch of the corpus that begins the late mix (default: where the decay begins)",
     )
+    parser.add_argument(
+        "--final-from",
+        type=int,
+        help="batch of the corpus that begins the final mix (default: half way down the decay)",
+    )
     parser.add_argument("--batch-tokens", type=int, default=2304)
     parser.add_argument("--short", type=int, default=384, help="tokens in a usual row")
     parser.add_argument("--long", type=int, default=1024, help="tokens in a long conversation")
@@ -140,6 +145,8 @@ class Trainer:
         tokenizer = make_tokenizer(options.work / "tokenizer.json")
         if options.late_from is None:
             options.late_from = options.steps - options.decay_steps
+        if options.final_from is None:
+            options.final_from = options.steps - options.decay_steps // 2
         self.batches = Batches(
             Encoder(tokenizer),
             options.seed,
@@ -147,6 +154,7 @@ class Trainer:
             options.short,
             options.long,
             options.late_from,
+            options.final_from,
         )
         self.net = DemoModel(ModelConfig(vocab_size=tokenizer.get_vocab_size()))
         self.workers = Workers(self.net, options.threads)
