@@ -76,6 +76,16 @@ FINAL = Mix(
     facts=(None, None, "opp", "opp", "count", "plus", "plus", "plus", "minus", "minus"),
     forms=(None, None, None, "namedobj", "kidobj", "animobj"),
 )
+# Facts are known by then; a last push for questions about details of a story.
+READING = Mix(
+    kinds={"request": 0.56, "fact": 0.22, "talk": 0.06, "copy": 0.14, "story": 0.02},
+    asked=1.0,
+    questions=(4, 5, 6),
+    story_weight=0.3,
+    facts=FINAL.facts,
+    forms=FINAL.forms,
+)
+MIXES = {"early": EARLY, "late": LATE, "final": FINAL, "reading": READING}
 
 
 @dataclass
@@ -255,8 +265,8 @@ def to_tensors(rows: list[Row]) -> tuple[Tensor, Tensor]:
 class Batches:
     """Batches by number.
 
-    `short` and `long` are row lengths in predicted tokens; the late and the final mix are used
-    for chunks that begin at corpus batch `late_from`, `final_from` or after it."""
+    `short` and `long` are row lengths in predicted tokens.  `mixes` maps the names of mixes to
+    the corpus batch that begins them; the change comes with the next chunk."""
 
     def __init__(
         self,
@@ -265,10 +275,9 @@ class Batches:
         tokens: int,
         short: int,
         long: int,
-        late_from: int,
-        final_from: int,
+        mixes: dict[str, int],
     ) -> None:
-        self.late_from, self.final_from = late_from, final_from
+        self.mixes = mixes
         self.encoder, self.seed = encoder, seed
         self.tokens, self.short, self.long = tokens, short, long
         self._curriculum: tuple[int, list[list[Row]]] = (-1, [])
@@ -301,9 +310,8 @@ class Batches:
 
     def _corpus_chunk(self, chunk: int) -> list[list[Row]]:
         g = self.generator("corpus", chunk)
-        mix = EARLY
-        if chunk * CHUNK >= self.late_from:
-            mix = FINAL if chunk * CHUNK >= self.final_from else LATE
+        begun = [name for name, first in self.mixes.items() if chunk * CHUNK >= first]
+        mix = MIXES[max(begun, key=self.mixes.__getitem__)]
         per_batch = self.tokens // self.short
         n_long = CHUNK // LONG_EVERY
         wanted = (CHUNK - n_long) * per_batch

@@ -51,14 +51,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--curriculum-loss", type=float, default=0.3, help="ends below this")
     parser.add_argument("--curriculum-steps", type=int, default=600, help="ends then at the latest")
     parser.add_argument(
-        "--late-from",
-        type=int,
-        help="batch of the corpus that begins the late mix (default: where the decay begins)",
-    )
-    parser.add_argument(
-        "--final-from",
-        type=int,
-        help="batch of the corpus that begins the final mix (default: half way down the decay)",
+        "--mixes",
+        nargs="+",
+        metavar="NAME:BATCH",
+        help="mixes of the corpus and the batches that begin them, as in early:0 late:800"
+        " (default: all four, the later ones spread over the decay)",
     )
     parser.add_argument("--batch-tokens", type=int, default=2304)
     parser.add_argument("--short", type=int, default=384, help="tokens in a usual row")
@@ -72,6 +69,20 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--save-minutes", type=float, default=4)
     parser.add_argument("--validate-every", type=int, default=250)
     return parser.parse_args()
+
+
+def mixes_of(options: argparse.Namespace) -> dict[str, int]:
+    """Names of mixes -> the corpus batches that begin them."""
+    if options.mixes:
+        pairs = (text.split(":") for text in options.mixes)
+        return {name: int(first) for name, first in pairs}
+    steps, decay = options.steps, options.decay_steps
+    return {
+        "early": 0,
+        "late": steps - decay,
+        "final": steps - decay // 2,
+        "reading": steps - decay // 4,
+    }
 
 
 def weighted_loss(net: DemoModel, ids: Tensor, weights: Tensor) -> Tensor:
@@ -143,18 +154,13 @@ class Trainer:
         if options.init and not options.resume:
             shutil.copyfile(options.init / "tokenizer.json", options.work / "tokenizer.json")
         tokenizer = make_tokenizer(options.work / "tokenizer.json")
-        if options.late_from is None:
-            options.late_from = options.steps - options.decay_steps
-        if options.final_from is None:
-            options.final_from = options.steps - options.decay_steps // 2
         self.batches = Batches(
             Encoder(tokenizer),
             options.seed,
             options.batch_tokens,
             options.short,
             options.long,
-            options.late_from,
-            options.final_from,
+            mixes_of(options),
         )
         self.net = DemoModel(ModelConfig(vocab_size=tokenizer.get_vocab_size()))
         self.workers = Workers(self.net, options.threads)
