@@ -45,6 +45,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--work", type=Path, required=True, help="folder for all results")
     parser.add_argument("--steps", type=int, required=True, help="batches in all")
+    parser.add_argument("--until", type=int, help="save and stop at this step")
     parser.add_argument("--decay-steps", type=int, default=0, help="the last ones, rate falling")
     parser.add_argument("--resume", action="store_true", help="go on from WORK/last.pt")
     parser.add_argument("--init", type=Path, help="begin with the weights of an exported folder")
@@ -260,7 +261,8 @@ class Trainer:
         options, progress = self.options, self.progress
         self.net.train()
         saved = clock = time.monotonic()
-        while progress.step < options.steps and not self.stop:
+        last = min(options.steps, options.until or options.steps)
+        while progress.step < last and not self.stop:
             phase = self.one_step()
             now = time.monotonic()
             progress.seconds += now - clock
