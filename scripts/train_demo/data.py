@@ -67,7 +67,7 @@ LATE = Mix(
     story_weight=0.6,
     facts=(None, None, "plus", "plus", "minus", "cap", "month", "next", "count"),
 )
-# The rest of the way: requests with an object, and the facts still missed.
+# Requests with an object, and the facts still missed.
 FINAL = Mix(
     kinds={"request": 0.37, "fact": 0.42, "talk": 0.09, "copy": 0.10, "story": 0.02},
     asked=0.95,
@@ -76,7 +76,7 @@ FINAL = Mix(
     facts=(None, None, "opp", "opp", "count", "plus", "plus", "plus", "minus", "minus"),
     forms=(None, None, None, "namedobj", "kidobj", "animobj"),
 )
-# Facts are known by then; a last push for questions about details of a story.
+# A push for questions about details of a story.
 READING = Mix(
     kinds={"request": 0.56, "fact": 0.22, "talk": 0.06, "copy": 0.14, "story": 0.02},
     asked=1.0,
@@ -265,8 +265,8 @@ def to_tensors(rows: list[Row]) -> tuple[Tensor, Tensor]:
 class Batches:
     """Batches by number.
 
-    `short` and `long` are row lengths in predicted tokens.  `mixes` maps the names of mixes to
-    the corpus batch that begins them; the change comes with the next chunk."""
+    `short` and `long` are row lengths in predicted tokens.  `mixes` are names of mixes
+    and the corpus batches that begin them, in order; a change comes with the next chunk."""
 
     def __init__(
         self,
@@ -275,7 +275,7 @@ class Batches:
         tokens: int,
         short: int,
         long: int,
-        mixes: dict[str, int],
+        mixes: list[tuple[str, int]],
     ) -> None:
         self.mixes = mixes
         self.encoder, self.seed = encoder, seed
@@ -310,8 +310,7 @@ class Batches:
 
     def _corpus_chunk(self, chunk: int) -> list[list[Row]]:
         g = self.generator("corpus", chunk)
-        begun = [name for name, first in self.mixes.items() if chunk * CHUNK >= first]
-        mix = MIXES[max(begun, key=self.mixes.__getitem__)]
+        mix = MIXES[[name for name, first in self.mixes if chunk * CHUNK >= first][-1]]
         per_batch = self.tokens // self.short
         n_long = CHUNK // LONG_EVERY
         wanted = (CHUNK - n_long) * per_batch

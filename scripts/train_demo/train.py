@@ -72,18 +72,18 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def mixes_of(options: argparse.Namespace) -> dict[str, int]:
-    """Names of mixes -> the corpus batches that begin them."""
+def mixes_of(options: argparse.Namespace) -> list[tuple[str, int]]:
+    """Names of mixes and the corpus batches that begin them."""
     if options.mixes:
         pairs = (text.split(":") for text in options.mixes)
-        return {name: int(first) for name, first in pairs}
+        return [(name, int(first)) for name, first in pairs]
     steps, decay = options.steps, options.decay_steps
-    return {
-        "early": 0,
-        "late": steps - decay,
-        "final": steps - decay // 2,
-        "reading": steps - decay // 4,
-    }
+    return [
+        ("early", 0),
+        ("late", steps - decay),
+        ("reading", steps - decay // 2),
+        ("final", steps - decay // 4),
+    ]
 
 
 def weighted_loss(net: DemoModel, ids: Tensor, weights: Tensor) -> Tensor:
