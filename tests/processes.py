@@ -28,7 +28,7 @@ def colibri(
     *args: str, files: FakeEngineFiles | None = None, stdin: str = ""
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", "-m", "colibri", *args],
+        [sys.executable, "-bb", "-W", "error", "-m", "colibri", *args],
         input=stdin,
         capture_output=True,
         encoding="utf-8",

@@ -25,13 +25,59 @@ from storygen import careless, documents, plain_story
 
 END = "<|endoftext|>"
 
-# How often a document of a kind is drawn (not its share of the tokens: stories are longer).
-KINDS = {"request": 0.30, "fact": 0.40, "talk": 0.08, "copy": 0.19, "story": 0.03}
 USER_WEIGHT = 0.1  # loss weight of a user's words
 SHORT_WEIGHT = 3.0  # loss weight of an answer that is not a story
 STORY_CHARS = 250  # an answer longer than this is a story
 LONG_EVERY = 8  # one batch of this many holds long conversations
 CHUNK = 64  # batches packed together
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What the corpus is made of."""
+
+    kinds: dict[str, float]  # how often a document of a kind is drawn; stories are the longest
+    asked: float  # share of the requested stories that are asked about
+    questions: tuple[int, ...]  # numbers of questions about such a story
+    story_weight: float  # loss weight of a story's words
+    facts: tuple[str | None, ...]  # kinds of facts to draw from; None: as `fact` does
+    forms: tuple[str | None, ...] = (None,)  # forms of requests to draw from, likewise
+
+
+EARLY = Mix(
+    kinds={"request": 0.30, "fact": 0.40, "talk": 0.08, "copy": 0.19, "story": 0.03},
+    asked=0.85,
+    questions=(1, 2, 2, 3, 3),
+    story_weight=1.0,
+    facts=(None,),
+)
+# Stories are learned first; this mix dwells on reading them and on the facts that come slowly.
+LATE = Mix(
+    kinds={"request": 0.36, "fact": 0.36, "talk": 0.10, "copy": 0.15, "story": 0.03},
+    asked=0.95,
+    questions=(2, 3, 4, 5, 6),
+    story_weight=0.6,
+    facts=(None, None, "plus", "plus", "minus", "cap", "month", "next", "count"),
+)
+# Requests with an object, and the facts still missed.
+FINAL = Mix(
+    kinds={"request": 0.37, "fact": 0.42, "talk": 0.09, "copy": 0.10, "story": 0.02},
+    asked=0.95,
+    questions=(2, 3, 4, 5, 6),
+    story_weight=1.0,
+    facts=(None, None, "opp", "opp", "count", "plus", "plus", "plus", "minus", "minus"),
+    forms=(None, None, None, "namedobj", "kidobj", "animobj"),
+)
+# A push for questions about details of a story.
+READING = Mix(
+    kinds={"request": 0.56, "fact": 0.22, "talk": 0.06, "copy": 0.14, "story": 0.02},
+    asked=1.0,
+    questions=(4, 5, 6),
+    story_weight=0.3,
+    facts=FINAL.facts,
+    forms=FINAL.forms,
+)
+MIXES = {"early": EARLY, "late": LATE, "final": FINAL, "reading": READING}
 
 
 @dataclass
@@ -73,13 +119,13 @@ def make_tokenizer(path: Path, vocabulary: int = 2048, seed: int = 5) -> Tokeniz
 # ------------------------------------------------------------------ documents
 
 
-def story_dialogue(g: Generator) -> Turns:
+def story_dialogue(g: Generator, mix: Mix) -> Turns:
     """A requested story with more questions about it than the corpus of `storygen.py` has."""
-    asked = request(g)
+    asked = request(g, form=_one_of(g, mix.forms))
     turns = [(asked.question, asked.text)]
-    if g.chance(0.85):
+    if g.chance(mix.asked):
         g.random.shuffle(asked.questions)
-        wanted = g.pick((1, 2, 2, 3, 3))
+        wanted = g.pick(mix.questions)
         distinct: dict[str, str] = {}
         for question, answer, _ in asked.questions:
             if question not in distinct and len(distinct) < wanted:
@@ -92,12 +138,13 @@ def story_dialogue(g: Generator) -> Turns:
     return turns
 
 
-def dialogue(g: Generator, kind: str) -> Turns:
+def dialogue(g: Generator, kind: str, mix: Mix) -> Turns:
     """Turns of one document of a kind (any but "story")."""
     if kind == "request":
-        turns = story_dialogue(g)
+        turns = story_dialogue(g, mix)
     elif kind == "fact":
-        turns = [fact(g)[:2] for _ in range(g.pick((1, 2, 3, 3, 4)))]
+        count = g.pick((1, 2, 3, 3, 4))
+        turns = [fact(g, _one_of(g, mix.facts))[:2] for _ in range(count)]
     elif kind == "talk":
         turns = [small_talk(g)[:2] for _ in range(g.pick((1, 1, 2, 3)))]
     else:
@@ -107,8 +154,12 @@ def dialogue(g: Generator, kind: str) -> Turns:
     return turns
 
 
-def draw_kind(g: Generator) -> str:
-    return g.random.choices(list(KINDS), list(KINDS.values()))[0]
+def _one_of(g: Generator, kinds: tuple[str | None, ...]) -> str | None:
+    return g.pick(kinds) if len(kinds) > 1 else kinds[0]
+
+
+def draw_kind(g: Generator, mix: Mix) -> str:
+    return g.random.choices(list(mix.kinds), list(mix.kinds.values()))[0]
 
 
 # ------------------------------------------------------------------ encoding
@@ -126,7 +177,7 @@ class Encoder:
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text).ids)
 
-    def turns(self, turns: Turns, user_weight: float) -> Row:
+    def turns(self, turns: Turns, user_weight: float, story_weight: float = 1.0) -> Row:
         """Turns without start and end.  A user token that ends an answer counts in full."""
         row = Row([], [])
         for number, (question, answer) in enumerate(turns):
@@ -135,32 +186,37 @@ class Encoder:
             row.ids += asked + told
             row.weights += [1.0 if number else user_weight]
             row.weights += [user_weight] * (len(asked) - 1)
-            row.weights += [1.0 if len(answer) > STORY_CHARS else SHORT_WEIGHT] * len(told)
+            row.weights += [story_weight if len(answer) > STORY_CHARS else SHORT_WEIGHT] * len(told)
         return row
 
-    def chat(self, turns: Turns, user_weight: float = USER_WEIGHT) -> Row:
-        row = self.turns(turns, user_weight)
+    def chat(
+        self, turns: Turns, user_weight: float = USER_WEIGHT, story_weight: float = 1.0
+    ) -> Row:
+        row = self.turns(turns, user_weight, story_weight)
         ids = [*self.start, *row.ids, *self.end]
         return Row(ids, [0.0] * len(self.start) + row.weights + [1.0] * len(self.end))
 
-    def story(self, text: str) -> Row:
-        ids = [*self.start, *self.encode(text), *self.end]
-        return Row(ids, [0.0] * len(self.start) + [1.0] * (len(ids) - len(self.start)))
+    def story(self, text: str, weight: float = 1.0) -> Row:
+        told = self.encode(text)
+        weights = [0.0] * len(self.start) + [weight] * len(told) + [weight] * len(self.end)
+        return Row([*self.start, *told, *self.end], weights)
 
-    def document(self, g: Generator) -> Row:
-        kind = draw_kind(g)
-        return self.story(plain_story(g)) if kind == "story" else self.chat(dialogue(g, kind))
+    def document(self, g: Generator, mix: Mix) -> Row:
+        kind = draw_kind(g, mix)
+        if kind == "story":
+            return self.story(plain_story(g), mix.story_weight)
+        return self.chat(dialogue(g, kind, mix), story_weight=mix.story_weight)
 
-    def conversation(self, g: Generator, length: int) -> Row:
+    def conversation(self, g: Generator, length: int, mix: Mix) -> Row:
         """One long chat of at least `length` tokens: several dialogues without an end between."""
         turns: Turns = []
         size = 0
         while size < length:
-            kind = draw_kind(g)
-            more = dialogue(g, "request" if kind == "story" else kind)
+            kind = draw_kind(g, mix)
+            more = dialogue(g, "request" if kind == "story" else kind, mix)
             turns += more
             size += len(self.turns(more, USER_WEIGHT).ids)
-        return self.chat(turns)
+        return self.chat(turns, story_weight=mix.story_weight)
 
 
 def pack(rows: list[Row], length: int) -> list[Row]:
@@ -199,9 +255,21 @@ def to_tensors(rows: list[Row]) -> tuple[Tensor, Tensor]:
 
 
 class Batches:
-    """Batches by number.  `short` and `long` are row lengths in predicted tokens."""
+    """Batches by number.
 
-    def __init__(self, encoder: Encoder, seed: int, tokens: int, short: int, long: int) -> None:
+    `short` and `long` are row lengths in predicted tokens.  `mixes` are names of mixes
+    and the corpus batches that begin them, in order; a change comes with the next chunk."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        seed: int,
+        tokens: int,
+        short: int,
+        long: int,
+        mixes: list[tuple[str, int]],
+    ) -> None:
+        self.mixes = mixes
         self.encoder, self.seed = encoder, seed
         self.tokens, self.short, self.long = tokens, short, long
         self._curriculum: tuple[int, list[list[Row]]] = (-1, [])
@@ -234,19 +302,23 @@ class Batches:
 
     def _corpus_chunk(self, chunk: int) -> list[list[Row]]:
         g = self.generator("corpus", chunk)
+        mix = MIXES[[name for name, first in self.mixes if chunk * CHUNK >= first][-1]]
         per_batch = self.tokens // self.short
         n_long = CHUNK // LONG_EVERY
         wanted = (CHUNK - n_long) * per_batch
         documents: list[Row] = []
         size = 0
         while size < wanted * (self.short + 1) * 1.02:  # a little over: the last rows stay short
-            documents.append(self.encoder.document(g))
+            documents.append(self.encoder.document(g, mix))
             size += len(documents[-1].ids)
         rows = pack(documents, self.short + 1)[:wanted]
         g.random.shuffle(rows)
         batches = [rows[i : i + per_batch] for i in range(0, wanted, per_batch)]
         for _ in range(n_long):
-            few = [self.encoder.conversation(g, self.long) for _ in range(self.tokens // self.long)]
+            few = [
+                self.encoder.conversation(g, self.long, mix)
+                for _ in range(self.tokens // self.long)
+            ]
             cut = [Row(r.ids[: self.long + 1], r.weights[: self.long + 1]) for r in few]
             batches.insert(g.random.randrange(len(batches) + 1), cut)
         return batches
@@ -255,9 +327,9 @@ class Batches:
         """A few fixed batches: (what, ids, weights)."""
         g = Generator(f"{self.seed}/validation")
         for kind in ("request", "fact", "copy"):
-            rows = [self.encoder.chat(dialogue(g, kind)) for _ in range(24)]
+            rows = [self.encoder.chat(dialogue(g, kind, EARLY)) for _ in range(24)]
             for i in range(0, len(rows), 8):
                 yield kind, *to_tensors(rows[i : i + 8])
-        chats = [self.encoder.conversation(g, self.long) for _ in range(2)]
+        chats = [self.encoder.conversation(g, self.long, EARLY) for _ in range(2)]
         cut = [Row(r.ids[: self.long + 1], r.weights[: self.long + 1]) for r in chats]
         yield "long", *to_tensors(cut)

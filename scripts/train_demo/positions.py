@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from data import Encoder
+from data import EARLY, Encoder
 from export import load_folder
 from model import rope_tables
 from stories.grammar import Generator
@@ -40,7 +40,7 @@ def main() -> None:
     buckets = options.length // BUCKET
     losses, counts = torch.zeros(buckets), torch.zeros(buckets)
     for _ in range(options.rows):
-        row = encoder.conversation(g, options.length)
+        row = encoder.conversation(g, options.length, EARLY)
         ids = torch.tensor([row.ids[: options.length + 1]])
         counted = torch.tensor(row.weights[1 : options.length + 1]) >= 1
         with torch.inference_mode():

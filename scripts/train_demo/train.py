@@ -46,11 +46,19 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--work", type=Path, required=True, help="folder for all results")
     parser.add_argument("--steps", type=int, required=True, help="batches in all")
+    parser.add_argument("--until", type=int, help="save and stop at this step")
     parser.add_argument("--decay-steps", type=int, default=0, help="the last ones, rate falling")
     parser.add_argument("--resume", action="store_true", help="go on from WORK/last.pt")
     parser.add_argument("--init", type=Path, help="begin with the weights of an exported folder")
     parser.add_argument("--curriculum-loss", type=float, default=0.3, help="ends below this")
     parser.add_argument("--curriculum-steps", type=int, default=600, help="ends then at the latest")
+    parser.add_argument(
+        "--mixes",
+        nargs="+",
+        metavar="NAME:BATCH",
+        help="mixes of the corpus and the batches that begin them, as in early:0 late:800"
+        " (default: all four, the later ones spread over the decay)",
+    )
     parser.add_argument("--batch-tokens", type=int, default=2304)
     parser.add_argument("--short", type=int, default=384, help="tokens in a usual row")
     parser.add_argument("--long", type=int, default=1024, help="tokens in a long conversation")
@@ -63,6 +71,20 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--save-minutes", type=float, default=4)
     parser.add_argument("--validate-every", type=int, default=250)
     return parser.parse_args()
+
+
+def mixes_of(options: argparse.Namespace) -> list[tuple[str, int]]:
+    """Names of mixes and the corpus batches that begin them."""
+    if options.mixes:
+        pairs = (text.split(":") for text in options.mixes)
+        return [(name, int(first)) for name, first in pairs]
+    steps, decay = options.steps, options.decay_steps
+    return [
+        ("early", 0),
+        ("late", steps - decay),
+        ("reading", steps - decay // 2),
+        ("final", steps - decay // 4),
+    ]
 
 
 def weighted_loss(net: DemoModel, ids: Tensor, weights: Tensor) -> Tensor:
@@ -135,7 +157,12 @@ class Trainer:
             shutil.copyfile(options.init / "tokenizer.json", options.work / "tokenizer.json")
         tokenizer = make_tokenizer(options.work / "tokenizer.json")
         self.batches = Batches(
-            Encoder(tokenizer), options.seed, options.batch_tokens, options.short, options.long
+            Encoder(tokenizer),
+            options.seed,
+            options.batch_tokens,
+            options.short,
+            options.long,
+            mixes_of(options),
         )
         self.net = DemoModel(ModelConfig(vocab_size=tokenizer.get_vocab_size()))
         self.workers = Workers(self.net, options.threads)
@@ -235,7 +262,8 @@ class Trainer:
         options, progress = self.options, self.progress
         self.net.train()
         saved = clock = time.monotonic()
-        while progress.step < options.steps and not self.stop:
+        last = min(options.steps, options.until or options.steps)
+        while progress.step < last and not self.stop:
             phase = self.one_step()
             now = time.monotonic()
             progress.seconds += now - clock

@@ -14,7 +14,7 @@ from conftest import TEMPLATE, FakeEngineFiles
 from processes import environment
 
 Fake = Callable[..., FakeEngineFiles]
-COLIBRI = shlex.join([sys.executable, "-X", "dev", "-W", "error", "-m", "colibri"])
+COLIBRI = shlex.join([sys.executable, "-bb", "-W", "error", "-m", "colibri"])
 
 
 @pytest.fixture

@@ -160,7 +160,7 @@ def test_no_process_outlives_its_parent(how: signal.Signals | None, tmp_path: Pa
         "sys.stdin.read()\n"
     )
     with subprocess.Popen(
-        [sys.executable, "-P", "-X", "dev", "-W", "error", "-c", program],
+        [sys.executable, "-P", "-bb", "-W", "error", "-c", program],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
