@@ -17,11 +17,11 @@ help: ## list the targets
 tools:
 	@$(PYTHON) scripts/check_tools.py
 
-demo: tools $(VENV)/installed ## build, start the server on the embedded model (PORT=8000 OPEN=1)
-	$(VENV)/bin/colibri $(if $(filter 0,$(OPEN)),serve,web) --port $(PORT)
+demo: tools $(VENV)/installed ## build, start the server on the embedded model (PORT=8000 OPEN=1 ARGS=)
+	$(VENV)/bin/colibri $(if $(filter 0,$(OPEN)),serve,web) --port $(PORT) $(ARGS)
 
-test: tools $(TOX) ## run the whole test matrix
-	$(TOX)
+test: tools $(TOX) ## run the whole test matrix (ENVS=lint,type for a part of it)
+	$(TOX) $(if $(ENVS),-e $(ENVS))
 
 web: tools ## build the page into the package
 	$(VENV)/bin/python scripts/build_backend.py
@@ -37,8 +37,8 @@ clean: ## remove what was set up and built
 
 $(VENV)/installed: $(SOURCES) Cargo.toml Cargo.lock pyproject.toml web/package-lock.json
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	@echo 'Building colibri: a few minutes the first time'
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check .
+	@echo 'Building the page and the engine; on two cores about four minutes the first time'
+	$(VENV)/bin/python -m pip install --disable-pip-version-check --progress-bar off .
 	@touch $@
 
 $(TOX):

@@ -6,6 +6,7 @@
 mod sequence;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::model::{Logits, Row};
@@ -94,8 +95,8 @@ pub enum Event {
 pub struct Engine {
     /// The model and its memory.
     pub runner: Runner,
-    /// Text to tokens and back.
-    pub tokenizer: Tokenizer,
+    /// Text to tokens and back; shared with whoever encodes long prompts meanwhile.
+    pub tokenizer: Arc<Tokenizer>,
     /// In order of admission.
     active: Vec<Sequence>,
     decode_steps: u64,
@@ -132,7 +133,7 @@ impl Engine {
                 ),
             ));
         }
-        Ok(Self { runner, tokenizer, active: Vec::new(), decode_steps: 0 })
+        Ok(Self { runner, tokenizer: Arc::new(tokenizer), active: Vec::new(), decode_steps: 0 })
     }
 
     /// Admits a request; the slot keeps what it shares with the prompt and forgets the rest.

@@ -84,6 +84,8 @@ pub struct Model {
     pub max_positions: usize,
     /// Ids of the tokens that end an answer.
     pub eos_ids: Vec<u32>,
+    /// What the loader noticed, one line each.
+    pub notices: Vec<String>,
     /// Files of the model.
     pub catalog: Arc<Catalog>,
 }

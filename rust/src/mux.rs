@@ -6,9 +6,11 @@
 mod emit;
 pub mod frame;
 mod input;
+mod waiting;
 
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -17,6 +19,7 @@ use crate::error::{Error, Result};
 use emit::Emitter;
 use frame::{Incoming, Submit};
 use input::{Input, Signal};
+use waiting::{Fate, Tokens, Waiting};
 
 /// Submit options this engine takes, as CAPS lists them.
 pub const SUBMIT_OPTIONS: &[&str] = &["seed", "topk", "stop_ids", "ignore_eos"];
@@ -48,10 +51,14 @@ pub fn serve(engine: Engine, options: SessionOptions) -> Result<i32> {
     let (out, queue) = sync_channel(OUT_QUEUE);
     let writer = std::thread::spawn(move || write_all(&queue));
     let input = Input::start(SUBMIT_OPTIONS, engine.runner.slots.len())?;
+    let mailbox = input.mailbox();
+    let waiting =
+        Waiting::start(Arc::clone(&engine.tokenizer), move |tokens| mailbox.deliver(tokens));
     let mut session = Session {
-        emitter: Emitter::new(out),
+        emitter: Emitter::new(out, input.terminating()),
         engine,
         input,
+        waiting,
         options,
         draining: false,
         interrupted_at: None,
@@ -61,7 +68,12 @@ pub fn serve(engine: Engine, options: SessionOptions) -> Result<i32> {
     session.emitter.handshake(&session.engine, &session.options.model_name);
     session.run();
     let code = session.exit_code;
+    let abandoned = session.emitter.is_closed();
     drop(session);
+    if abandoned && !writer.is_finished() {
+        // It waits for a reader that does not read; the process ends without it.
+        return Err(Error::io("standard output", std::io::ErrorKind::TimedOut.into()));
+    }
     match writer.join() {
         Ok(result) => result.map(|()| code),
         Err(panic) => std::panic::resume_unwind(panic),
@@ -82,6 +94,7 @@ fn write_all(queue: &Receiver<Vec<u8>>) -> Result<()> {
 struct Session {
     engine: Engine,
     input: Input,
+    waiting: Waiting,
     emitter: Emitter,
     options: SessionOptions,
     /// Nothing more is admitted; what is in flight finishes.
@@ -97,13 +110,16 @@ impl Session {
         while !self.emitter.is_closed() {
             let idle = self.engine.active_ids().is_empty();
             if idle && self.input.is_empty() {
-                if self.draining || self.input.ended() {
+                if self.waiting.is_empty() && (self.draining || self.input.ended()) {
                     return;
                 }
                 self.input.wait();
             }
             self.input.poll();
             self.handle_signals();
+            while let Some(tokens) = self.input.take_tokens() {
+                self.tokenized(tokens);
+            }
             while let Some(incoming) = self.input.next() {
                 self.handle(incoming);
             }
@@ -124,10 +140,12 @@ impl Session {
     fn handle(&mut self, incoming: Incoming) {
         match incoming {
             Incoming::Submit(submit) => self.submit(*submit),
+            Incoming::Stop(id) if self.waiting.stop(id) => {}
             Incoming::Stop(id) => match self.engine.stop(id) {
                 Ok(events) => self.emit(events),
                 Err(error) => self.emitter.error(id, &error),
             },
+            Incoming::Cancel(id) if self.waiting.cancel(id) => self.emitter.cancelled(id),
             Incoming::Cancel(id) => match self.engine.cancel(id) {
                 Ok(()) => self.emitter.cancelled(id),
                 Err(error) => self.emitter.error(id, &error),
@@ -146,35 +164,64 @@ impl Session {
 
     fn submit(&mut self, submit: Submit) {
         let id = submit.id;
-        match self.admit(submit) {
-            Ok(prompt_tokens) => self.emitter.accept(id, prompt_tokens),
-            Err(error) => self.emitter.error(id, &error),
-        }
-    }
-
-    /// Checks, tokenises and admits; returns the prompt's tokens.
-    fn admit(&mut self, submit: Submit) -> Result<usize> {
-        if self.draining {
-            return Err(Error::BadRequest("the engine is shutting down".into()));
-        }
         let topk = submit.options.topk.map_or(self.options.default_topk, usize::from);
-        let mut request = Request {
-            id: submit.id,
+        let request = Request {
+            id,
             slot: submit.slot,
             prompt: Vec::new(),
             max_tokens: submit.max_tokens as usize,
             temperature: submit.temperature as f32,
             top_p: submit.top_p as f32,
-            seed: submit.options.seed.unwrap_or_else(|| RandomState::new().hash_one(submit.id)),
+            seed: submit.options.seed.unwrap_or_else(|| RandomState::new().hash_one(id)),
             topk,
             stop_ids: submit.options.stop_ids,
             ignore_eos: submit.options.ignore_eos,
         };
-        self.engine.check(&request)?;
-        request.prompt = self.engine.tokenizer.encode_bytes(&submit.payload)?;
-        let prompt_tokens = request.prompt.len();
-        self.engine.submit(request)?;
-        Ok(prompt_tokens)
+        if let Err(error) = self.check(&request) {
+            self.emitter.error(id, &error);
+        } else if let Some((request, tokens)) = self.waiting.tokenize(request, submit.payload) {
+            self.admit(request, tokens, Fate::Admit);
+        }
+    }
+
+    /// The checks that come before the prompt is tokenised.
+    fn check(&self, request: &Request) -> Result<()> {
+        if self.draining {
+            return Err(Error::BadRequest("the engine is shutting down".into()));
+        }
+        if self.waiting.requests().any(|other| other.slot == request.slot) {
+            return Err(Error::SlotBusy(request.slot));
+        }
+        self.engine.check(request)?;
+        if self.waiting.requests().any(|other| other.id == request.id) {
+            return Err(Error::DuplicateId(request.id));
+        }
+        Ok(())
+    }
+
+    fn tokenized(&mut self, tokens: Tokens) {
+        // A request that was cancelled meanwhile is not waiting any more.
+        if let Some((request, fate)) = self.waiting.take(&tokens) {
+            self.admit(request, tokens.result, fate);
+        }
+    }
+
+    fn admit(&mut self, mut request: Request, tokens: Result<Vec<u32>>, fate: Fate) {
+        let id = request.id;
+        let admitted = tokens.and_then(|tokens| {
+            request.prompt = tokens;
+            let prompt_tokens = request.prompt.len();
+            self.engine.submit(request).map(|()| prompt_tokens)
+        });
+        match admitted {
+            Ok(prompt_tokens) => self.emitter.accept(id, prompt_tokens),
+            Err(error) => return self.emitter.error(id, &error),
+        }
+        if fate == Fate::Stop
+            && let Ok(events) = self.engine.stop(id)
+        {
+            self.emit(events);
+        }
     }
 
     /// SIGTERM ends every turn as by STOP and shuts down; SIGINT ends them and goes on, unless it
@@ -186,6 +233,11 @@ impl Session {
                 self.draining = true;
             }
             self.interrupted_at = Some(Instant::now());
+            let waiting: Vec<u64> = self.waiting.requests().map(|request| request.id).collect();
+            for id in waiting {
+                self.waiting.cancel(id);
+                self.emitter.cancelled(id);
+            }
             for id in self.engine.active_ids() {
                 if let Ok(events) = self.engine.stop(id) {
                     self.emit(events);

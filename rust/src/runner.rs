@@ -77,7 +77,7 @@ impl Runner {
         }
         let wanted = options.ctx.unwrap_or(DEFAULT_CTX);
         let model = Model::load(dir, wanted, progress)?;
-        let mut notices = Vec::new();
+        let mut notices = model.notices.clone();
         let ctx = wanted.min(model.max_positions);
         if options.ctx.is_some() && ctx < wanted {
             notices.push(format!(
@@ -89,17 +89,19 @@ impl Runner {
         let kv_bytes =
             (per_position * ctx.next_multiple_of(crate::kernels::KV_BLOCK) * options.slots) as u64;
         let resident = cpu::resident_bytes().max(before);
-        let budget = match (options.ram_bytes, Memory::read().available_bytes) {
-            (Some(ram), _) => ram.saturating_sub(resident + kv_bytes),
-            (None, 0) => {
+        let available = Memory::read().available_bytes;
+        let (have, taken) = match options.ram_bytes {
+            Some(ram) => (ram, resident + kv_bytes),
+            None if available == 0 => {
                 notices.push(
                     "how much memory is available is unknown here; --ram bounds what experts take"
                         .into(),
                 );
-                u64::MAX
+                (u64::MAX, kv_bytes)
             }
-            (None, available) => ((available as f64 * AUTO_SHARE) as u64).saturating_sub(kv_bytes),
+            None => ((available as f64 * AUTO_SHARE) as u64, kv_bytes),
         };
+        let budget = have.saturating_sub(taken);
         let experts = ExpertStore::new(
             model.catalog.clone(),
             model.experts.clone(),
@@ -107,7 +109,7 @@ impl Runner {
             model.top_k,
             budget,
         )
-        .map_err(|e| with_reserves(e, options.ram_bytes, resident, kv_bytes))?;
+        .map_err(|error| with_reserves(error, have, taken, kv_bytes))?;
         if experts.total_bytes() > budget {
             notices.push(format!(
                 "{} of {} of routed experts fit in memory; the others are read when needed",
@@ -175,19 +177,19 @@ fn refuse_hopeless_budget(dir: &Path, budget: u64) -> Result<()> {
     Ok(())
 }
 
-/// Turns the expert store's shortage into one about the whole budget, where there is one.
-fn with_reserves(error: Error, ram: Option<u64>, resident: u64, kv: u64) -> Error {
-    match (error, ram) {
-        (Error::DoesNotFit { what, need_bytes, hint, .. }, Some(ram)) => Error::DoesNotFit {
+/// Turns the expert store's shortage into one about the whole budget.
+fn with_reserves(error: Error, have: u64, taken: u64, kv: u64) -> Error {
+    match error {
+        Error::DoesNotFit { what, need_bytes, hint, .. } => Error::DoesNotFit {
             what: format!(
-                "{what} beside {} in use after loading and {} of KV slots",
-                human_bytes(resident),
+                "{what} beside the {} that are taken, {} of them by conversations of full length",
+                human_bytes(taken),
                 human_bytes(kv)
             ),
-            need_bytes: need_bytes + resident + kv,
-            have_bytes: ram,
+            need_bytes: need_bytes.saturating_add(taken),
+            have_bytes: have,
             hint,
         },
-        (error, _) => error,
+        error => error,
     }
 }

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from colibri import _core
-from colibri.find_engine import find_engine
+from live import Live
 
 HERE = Path(__file__).parent
-MODEL = HERE.parent / "data" / "oracle" / "glm4_moe_lite"
-TIMEOUT_S = 30
 PLACEHOLDERS = {
     "{n}": rb"\d+",
     "{f}": rb"-?\d+\.\d+",
@@ -46,60 +41,14 @@ def steps(path: Path) -> Iterator[tuple[int, str, str]]:
             yield number, line[0], line[2:]
 
 
-class Session:
-    """A live engine and all it wrote."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [*find_engine(), "--mux", "--model", str(MODEL), "--ctx", "64", "--slots", "2"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        self.output = b""
-        self.at = 0
-        self.closed = threading.Event()
-        self.reader = threading.Thread(target=self.read, daemon=True)
-        self.reader.start()
-
-    def read(self) -> None:
-        assert self.process.stdout is not None
-        while chunk := self.process.stdout.read1(65536):
-            self.output += chunk
-        self.closed.set()
-
-    def expect(self, wanted: re.Pattern[bytes], where: str) -> None:
-        deadline = time.monotonic() + TIMEOUT_S
-        while (found := wanted.match(self.output, self.at)) is None:
-            if self.closed.is_set() or time.monotonic() > deadline or self.mismatch(wanted):
-                pytest.fail(f"{where}: wanted {wanted.pattern!r}, got {self.rest()!r}")
-            time.sleep(0.002)
-        self.at = found.end()
-
-    def mismatch(self, wanted: re.Pattern[bytes]) -> bool:
-        """Whether more output cannot help: as many lines are there as the pattern has."""
-        lines = wanted.pattern.count(b"\n")
-        return self.output.count(b"\n", self.at) > lines and not wanted.match(self.output, self.at)
-
-    def skip(self, optional: re.Pattern[bytes]) -> None:
-        while found := optional.match(self.output, self.at):
-            self.at = found.end()
-
-    def rest(self) -> bytes:
-        return self.output[self.at : self.at + 200]
-
-
 @pytest.mark.parametrize("path", sorted(HERE.glob("*.txt")), ids=lambda path: path.stem)
 def test_the_engine_speaks_as_written(path: Path) -> None:
-    session = Session()
-    process = session.process
-    assert process.stdin is not None
     optional: list[re.Pattern[bytes]] = []
-    try:
+    with Live() as engine:
         for number, kind, text in steps(path):
             where = f"{path.name}:{number}"
             if kind == ">":
-                process.stdin.write(unescape(text))
-                process.stdin.flush()
+                engine.send(unescape(text))
             elif kind == "*":
                 optional.append(pattern(text))
             elif kind == "<":
@@ -109,21 +58,13 @@ def test_the_engine_speaks_as_written(path: Path) -> None:
                         b"(?:%s)*%s" % (b"|".join(o.pattern for o in optional), wanted.pattern)
                     )
                     optional = []
-                session.expect(wanted, where)
+                engine.expect(wanted, where)
             elif text == "eof":
-                process.stdin.close()
+                engine.end_input()
             else:
-                assert process.wait(TIMEOUT_S) == int(text.removeprefix("exit ")), where
-                assert session.closed.wait(TIMEOUT_S)
-        assert session.rest() == b"", "the transcript does not cover all output"
-    finally:
-        process.kill()
-        process.wait()
-        session.reader.join()
-        process.stdin.close()
-        assert process.stdout is not None
-        process.stdout.close()
-    check_codec(session.output)
+                assert engine.exit_code() == int(text.removeprefix("exit ")), where
+        assert engine.rest() == b"", "the transcript does not cover all output"
+    check_codec(engine.output)
 
 
 def check_codec(output: bytes) -> None:

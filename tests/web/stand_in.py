@@ -60,6 +60,8 @@ class StandIn:
     script: Script = field(default_factory=Script)
     api_key: str | None = None
     engine: dict[str, Any] = field(default_factory=dict)
+    # What `GET /profile` knows, oldest first.
+    turns: list[dict[str, Any]] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
     cancelled: threading.Event = field(default_factory=threading.Event)
 
@@ -205,12 +207,14 @@ def handler_for(stand_in: StandIn) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             path = self.path.split("?")[0]
             stand_in.requests.append({"path": path, "headers": dict(self.headers)})
-            if path.startswith(("/api", "/v1", "/experts")) and not self.authorised():
+            if path.startswith(("/api", "/v1", "/experts", "/profile")) and not self.authorised():
                 return
             if path == "/api/state":
                 self.json(200, stand_in.state())
             elif path == "/experts":
                 self.json(200, self.experts())
+            elif path == "/profile":
+                self.json(200, {"seq": len(stand_in.turns), "turns": stand_in.turns})
             elif path == "/v1/models":
                 self.json(200, {"object": "list", "data": [{"id": "colibri-demo"}]})
             elif path == "/api/events":

@@ -104,12 +104,53 @@ def test_routed_experts_light_up_and_fade_by_the_clock(open_page, server):
     assert all(close(cell, idle) for cell in cells(page, server))
 
 
+def test_routing_of_nearly_all_does_not_light_the_map(open_page, server):
+    server.cells = checker(server.rows, server.cols)
+    page = open_page("/brain", color_scheme="dark")
+    expect(page.get_by_role("img", name=MAP)).to_be_visible()
+    page.keyboard.press("4")
+    server.wait_for_stream()
+    page.wait_for_timeout(100)
+    idle, pulse = page.evaluate(READ_COLOURS, ["--cell-idle", "--heat-hot"])
+    # Four of five layers nearly full, and one token's choice in the last.
+    server.light({i for i in range(128) if i % 16} | {130, 150})
+    page.wait_for_function(
+        "at => { const c = document.querySelector('.map-canvas'); const y = c.height * 0.9;"
+        " return c.getContext('2d').getImageData(c.width * at, y, 1, 1).data[1] > 150; }",
+        arg=2.4 / 32,
+    )
+    shown = cells(page, server)
+    middle = (idle[1] + pulse[1]) / 2
+    assert all(cell[1] < middle for cell in shown[:128])
+    assert all(shown[i][1] > middle for i in (130, 150))
+    # Faint, but told apart from what was not routed at all.
+    assert not close(shown[1], idle)
+    assert close(shown[0], idle)
+
+
 def test_new_map_replaces_the_old(open_page, server):
     page = open_page("/brain")
     expect(page.get_by_role("img", name="160 experts: 0 VRAM, 0 RAM, 160 disk")).to_be_visible()
     server.wait_for_stream()
     server.set_map(bytes([0x81] * 60 + [0x41] * 100))
     expect(page.get_by_role("img", name="60 VRAM, 100 RAM, 0 disk")).to_be_visible()
+
+
+def test_numbers_of_the_last_turn_are_there_after_a_reload(open_page, server):
+    server.turns = [
+        {"seq": 1, "tokens_per_second": 11.0, "cache_hit_percent": 20.0},
+        {"seq": 2, "tokens_per_second": 52.5, "cache_hit_percent": 88.0},
+    ]
+    page = open_page("/brain")
+    tiles = page.locator(".tiles")
+    for figures in ("52.5", "88.0 %"):
+        expect(tiles).to_contain_text(figures)
+    expect(page.get_by_role("banner")).to_contain_text("52.5 tok/s")
+    server.wait_for_stream()
+    server.push("turn", {"tokens_per_second": 61.0, "cache_hit_percent": 90.0})
+    expect(tiles).to_contain_text("61.0")
+    page.reload()
+    expect(tiles).to_contain_text("52.5")
 
 
 def test_every_hit_of_a_burst_is_seen(open_page, server):
@@ -190,6 +231,15 @@ def test_pointer_reads_the_cell_under_it(open_page, server):
     server.wait_for_stream()
     server.light({2 * 32 + 20})
     expect(inspector).to_contain_text("s ago")
+
+
+def test_touch_is_told_to_tap(open_page, server):
+    page = open_page("/brain", viewport={"width": 390, "height": 740}, has_touch=True)
+    inspector = page.get_by_role("region", name="Inspector")
+    expect(inspector).to_contain_text("Tap a cell")
+    expect(inspector).not_to_contain_text("Click")
+    page.get_by_role("img", name=MAP).tap()
+    expect(inspector).to_contain_text("Layer")
 
 
 def test_layer_table_sorts(open_page, server):

@@ -41,6 +41,20 @@ class TestChat:
             expect(facts).to_contain_text(figure)
         expect(facts).to_contain_text("finished")
 
+    def test_footer_explains_its_terms_on_a_tap(self, open_page):
+        page = open_page(viewport={"width": 390, "height": 740}, has_touch=True, is_mobile=True)
+        page.get_by_role("textbox", name="Message").fill("Tell me a story.")
+        page.get_by_role("button", name="Send").tap()
+        facts = answer(page).locator(".answer-facts")
+        meaning = answer(page).get_by_text("Time to first token")
+        expect(facts).to_be_visible()
+        expect(meaning).not_to_be_visible()
+        facts.tap()
+        for words in ("Time to first token", "not computed again", "in RAM or VRAM when needed"):
+            expect(answer(page).get_by_text(words)).to_be_in_viewport()
+        facts.tap()
+        expect(meaning).not_to_be_visible()
+
     def test_characters_cut_by_the_network_arrive_whole(self, page, server):
         server.script.text = "Füchse 🦊 sagen 你好 " * 5
         server.script.chunk_bytes = 1
@@ -88,24 +102,107 @@ class TestChat:
         temperature = page.get_by_role("spinbutton", name="Temperature")
         assert temperature.get_attribute("placeholder") == "0.7"
         temperature.fill("0.2")
+        top_p = page.get_by_role("spinbutton", name="Top-p")
+        assert top_p.get_attribute("placeholder") == "0.95"
+        top_p.press_sequentially("0.8")
+        expect(page.get_by_text("Default: up to the end of the context")).to_be_visible()
+        assert page.get_by_role("spinbutton", name="Max tokens").get_attribute("placeholder") == ""
         page.get_by_role("textbox", name="System prompt").fill("Be kind.")
         page.keyboard.press("Escape")
         ask(page)
         finished(page)
         body = server.requests[-1]["body"]
         assert body["temperature"] == 0.2
+        assert body["top_p"] == 0.8
         assert body["messages"][0] == {"role": "system", "content": "Be kind."}
         assert "seed" not in body
         assert "max_tokens" not in body
+
+    def test_value_out_of_range_is_marked_and_not_taken(self, page, server):
+        page.get_by_role("button", name="Parameters").click()
+        top_p = page.get_by_role("spinbutton", name="Top-p")
+        top_p.fill("1.5")
+        expect(top_p).to_have_attribute("aria-invalid", "true")
+        top_p.blur()
+        expect(top_p).to_have_value("")
+        page.keyboard.press("Escape")
+        ask(page)
+        finished(page)
+        assert "top_p" not in server.requests[-1]["body"]
 
     def test_empty_state_names_model_and_hardware_and_offers_examples(self, page):
         expect(page.get_by_role("heading", name="colibri-demo")).to_be_visible()
         expect(page.get_by_text("Example CPU 8-Core · 8 cores · 31.2 GB RAM")).to_be_visible()
         examples = page.get_by_role("list", name="Examples").get_by_role("button")
-        expect(examples).to_have_count(3)
+        expect(examples).to_have_text(
+            [
+                "Tell me a story about a fox.",
+                "What does a cow say?",
+                "What is the capital of France?",
+            ]
+        )
         examples.first.click()
         finished(page)
         expect(answer(page)).to_contain_text(ANSWER)
+
+    def test_only_the_demo_model_is_introduced(self, page, server):
+        about = page.get_by_text("A small demo model: it tells little stories")
+        expect(about).to_be_visible()
+        server.wait_for_stream()
+        server.set_engine(model="another-model")
+        expect(page.get_by_role("heading", name="another-model")).to_be_visible()
+        expect(about).to_have_count(0)
+
+
+LINES = "\n\n".join(f"Line {i} of an answer that is longer than the window." for i in range(60))
+# The bottom of the last answer against the bottom of what is visible of the list.
+HIDDEN_BELOW = """() => {
+  const list = document.querySelector('.chat-scroll').getBoundingClientRect();
+  const last = [...document.querySelectorAll('.message')].at(-1).getBoundingClientRect();
+  return last.bottom - list.bottom;
+}"""
+
+
+class TestFollowing:
+    @pytest.mark.parametrize("width", [1280, 390])
+    def test_every_answer_is_followed_to_its_last_line(self, open_page, server, width):
+        page = open_page(viewport={"width": width, "height": 700})
+        # Much text between two frames: the list grows by more than the slack each time.
+        server.script.chunk_bytes = 2000
+        server.script.delay_s = 0.004
+        jump = page.get_by_role("button", name="Jump to latest")
+        for turn in range(4):
+            server.script.text = f"{LINES}\n\nThe end of answer {turn}."
+            ask(page, f"Question {turn}")
+            expect(answer(page)).to_contain_text(f"The end of answer {turn}.")
+            finished(page)
+            expect(answer(page).get_by_text(f"The end of answer {turn}.")).to_be_in_viewport()
+            page.wait_for_timeout(100)
+            assert page.evaluate(HIDDEN_BELOW) <= 0
+            expect(jump).to_have_count(0)
+
+    def test_reader_who_scrolls_up_is_left_alone_until_the_next_question(self, page, server):
+        server.script.text = f"{LINES}\n\nThe end."
+        server.script.chunk_bytes = 1000
+        server.script.delay_s = 0.02
+        ask(page)
+        expect(answer(page)).to_contain_text("Line 20")
+        page.mouse.move(600, 400)
+        page.mouse.wheel(0, -300)
+        jump = page.get_by_role("button", name="Jump to latest")
+        expect(jump).to_be_visible()
+        finished(page)
+        expect(answer(page).get_by_text("The end.")).not_to_be_in_viewport()
+        jump.click()
+        expect(answer(page).get_by_text("The end.")).to_be_in_viewport()
+        expect(jump).to_have_count(0)
+
+        page.mouse.wheel(0, -900)
+        expect(jump).to_be_visible()
+        server.script.hang = True
+        ask(page, "And then?")
+        expect(page.get_by_role("article", name="You").last).to_be_in_viewport()
+        expect(jump).to_have_count(0)
 
 
 class TestStorage:
@@ -121,10 +218,52 @@ class TestStorage:
         server.script.hang = True
         ask(page)
         expect(answer(page)).to_contain_text("brave")
-        page.wait_for_timeout(1300)
         server.script.text = "x"
         page.reload()
         expect(answer(page)).to_contain_text("interrupted by a reload")
+        expect(answer(page)).to_contain_text("brave")
+
+    def test_reload_loses_no_text_that_was_on_screen(self, page, server):
+        server.script.text = " ".join(f"word{i}" for i in range(2000))
+        server.script.chunk_bytes = 700
+        server.script.delay_s = 0.01
+        for turn in range(5):
+            ask(page, f"Question {turn}")
+            expect(answer(page)).to_contain_text("word40")
+            shown = answer(page).locator(".md").inner_text()
+            page.reload()
+            expect(answer(page)).to_contain_text("interrupted by a reload")
+            kept = answer(page).locator(".md").inner_text()
+            assert kept.startswith(shown[:-8])
+
+    def test_closed_tab_loses_no_text_that_was_on_screen(self, page, server):
+        server.script.hang = True
+        ask(page)
+        expect(answer(page)).to_contain_text("brave")
+        other = page.context.new_page()
+        page.close(run_before_unload=True)
+        other.goto(server.url)
+        expect(answer(other)).to_contain_text("interrupted by a reload")
+        expect(answer(other)).to_contain_text("brave")
+
+    def test_answer_after_an_interrupted_one_can_be_regenerated(self, page, server):
+        server.script.hang = True
+        ask(page)
+        expect(answer(page)).to_contain_text("brave")
+        page.reload()
+        finished(page)
+        server.script.hang = False
+        ask(page, "Another question")
+        expect(page.get_by_role("article")).to_have_count(4)
+        finished(page)
+        server.script.text = "Told again."
+        page.get_by_role("button", name="Regenerate").click()
+        expect(answer(page)).to_contain_text("Told again.")
+        finished(page)
+        page.reload()
+        expect(answer(page)).to_contain_text("Told again.")
+        finished(page)
+        expect(page.get_by_role("article")).to_have_count(4)
 
     def test_chats_can_be_left_found_and_deleted(self, page):
         ask(page, "first question")
@@ -184,6 +323,22 @@ class TestErrors:
         expect(notice).to_contain_text("Convert it first.")
         server.set_engine(state="ready")
         expect(notice).to_have_count(0)
+
+    def test_words_of_the_server_become_sentences_with_code(self, page, server):
+        server.wait_for_stream()
+        server.set_engine(
+            state="failed", reason="the weights are incomplete", hint="run `colibri doctor x`"
+        )
+        notice = page.get_by_role("alert")
+        expect(notice).to_contain_text("The engine failed. The weights are incomplete")
+        expect(notice).to_contain_text("Run colibri doctor x")
+        expect(notice.locator("code")).to_have_text("colibri doctor x")
+        server.set_engine(state="ready")
+        server.script.refuse = (503, {"message": "no slot is free", "hint": "see `--slots`"})
+        ask(page)
+        card = page.get_by_role("alert")
+        expect(card).to_contain_text("No slot is free")
+        expect(card.locator("code")).to_have_text("--slots")
 
     def test_key_is_asked_for_only_after_a_401_and_never_stored(self, open_page, server):
         server.api_key = "s3cret"

@@ -183,7 +183,7 @@ impl Tiles for Int4<'_> {
         out: &mut [[Lanes; R]; T],
     ) {
         let dot = |tile: usize, g: usize, x_group: [&[i8]; R]| {
-            let at = (tile * x.n_in + g * self.group) / 2;
+            let at = tile * (x.n_in / 2) + g * (self.group / 2);
             let mut d = [[0i32; TILE]; R];
             for k in 0..self.group / 2 {
                 let w = lanes(self.q, at + k);

@@ -1,5 +1,6 @@
 //! Loading a model's parts by name, with progress and with gaps listed exactly.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::Model;
@@ -33,6 +34,8 @@ pub struct Loader<'a> {
     progress: &'a mut dyn FnMut(u64, u64),
     done_bytes: u64,
     dense_bytes: u64,
+    /// Matrices (without `.weight`) and vectors that the family asked for.
+    used: HashSet<String>,
 }
 
 /// The part of a model that families assemble themselves.
@@ -58,12 +61,21 @@ impl<'a> Loader<'a> {
         progress: &'a mut dyn FnMut(u64, u64),
     ) -> Self {
         let dense_bytes = super::dense_bytes(catalog);
-        Self { config, catalog, max_ctx, progress, done_bytes: 0, dense_bytes }
+        Self {
+            config,
+            catalog,
+            max_ctx,
+            progress,
+            done_bytes: 0,
+            dense_bytes,
+            used: HashSet::new(),
+        }
     }
 
     /// The matrix `name` (without `.weight`).
     pub fn matrix(&mut self, name: &str, n_out: usize, n_in: usize) -> Result<Matrix> {
         let source = MatrixSource::find(self.catalog, name, n_out, n_in)?;
+        self.used.insert(name.to_owned());
         let matrix = source.load(self.catalog)?;
         self.done_bytes += source.disk_bytes() as u64;
         (self.progress)(self.done_bytes.min(self.dense_bytes), self.dense_bytes);
@@ -72,14 +84,41 @@ impl<'a> Loader<'a> {
 
     /// The matrix `name` widened to f32, for parts that the numeric contract keeps in f32.
     pub fn matrix_f32(&mut self, name: &str, n_out: usize, n_in: usize) -> Result<Matrix> {
-        let values = self.catalog.read_f32(&format!("{name}.weight"), &[n_out, n_in])?;
+        let values = self.finite(&format!("{name}.weight"), &[n_out, n_in])?;
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         Ok(Matrix::from_plain(Dtype::F32, &bytes, n_out, n_in))
     }
 
     /// The vector `name`, widened to f32.
     pub fn vector(&mut self, name: &str, n: usize) -> Result<Vec<f32>> {
-        self.catalog.read_f32(name, &[n])
+        self.finite(name, &[n])
+    }
+
+    /// Parameters that steer choices or scale whole rows must be numbers: a NaN in a router's bias,
+    /// say, would change the choice of experts without a trace.
+    fn finite(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        let values = self.catalog.read_f32(name, shape)?;
+        self.used.insert(name.to_owned());
+        if values.iter().all(|v| v.is_finite()) {
+            return Ok(values);
+        }
+        let tensor = self.catalog.require(name)?;
+        Err(Error::bad_file(
+            self.catalog.path_of(tensor),
+            format!("tensor {name} has values that are not finite"),
+        ))
+    }
+
+    /// One line about tensors that the family did not ask for, if there are any.
+    fn unused(&self) -> Option<String> {
+        let known = |name: &str| {
+            self.used.contains(name)
+                || name.rsplit_once('.').is_some_and(|(matrix, _)| self.used.contains(matrix))
+        };
+        let names: Vec<&String> =
+            self.catalog.tensors().keys().filter(|name| !known(name)).collect();
+        let first = names.first()?;
+        Some(format!("{} tensors of the files are not used, the first is {first}", names.len()))
     }
 
     /// The linear map `name`, with `name.bias` if `bias`.
@@ -104,7 +143,7 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// One that lists every expert with a missing part.
     pub fn experts(
-        &self,
+        &mut self,
         prefix: &str,
         n: usize,
         width: usize,
@@ -124,6 +163,11 @@ impl<'a> Loader<'a> {
                 self.catalog.dir(),
                 format!("{prefix}: experts {} are missing or incomplete", gaps.join(", ")),
             ));
+        }
+        for e in 0..n {
+            for part in ["gate", "up", "down"] {
+                self.used.insert(format!("{prefix}.{e}.{part}_proj"));
+            }
         }
         (0..n)
             .map(|e| {
@@ -161,11 +205,12 @@ impl<'a> Loader<'a> {
                 config.refuse(format!("eos_token_id {id} is outside the vocabulary of {vocab}"))
             );
         }
+        let norm = self.vector("model.norm.weight", hidden)?;
         Ok(Model {
             decoder: Decoder {
                 embed,
                 layers: parts.layers,
-                norm: self.vector("model.norm.weight", hidden)?,
+                norm,
                 head,
                 eps: config.number_or("rms_norm_eps", None)? as f32,
             },
@@ -175,6 +220,7 @@ impl<'a> Loader<'a> {
             sparse_layers: parts.sparse_layers,
             max_positions: config.count("max_position_embeddings", MAX_POSITIONS)?,
             eos_ids,
+            notices: self.unused().into_iter().collect(),
             catalog: Arc::clone(self.catalog),
         })
     }

@@ -1,5 +1,7 @@
 //! Rotary position embedding.
 
+use std::sync::OnceLock;
+
 /// Which components of a vector form a rotated pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pairing {
@@ -9,34 +11,33 @@ pub enum Pairing {
     Interleaved,
 }
 
-/// Cosines and sines of every position and pair.
+/// Positions whose angles are computed at once, when the first of them is needed.
+const BLOCK: usize = 256;
+
+/// Cosines and sines by position and pair.
+///
+/// They are computed as sequences grow, so that a context of millions of tokens costs nothing until
+/// it is used.
 pub struct Rope {
+    theta: f64,
     pairs: usize,
     pairing: Pairing,
-    /// `[positions][pairs]` of (cosine, sine).
-    table: Vec<(f32, f32)>,
+    /// `[positions / 256]` blocks of `[256][pairs]` (cosine, sine).
+    blocks: Vec<OnceLock<Vec<(f32, f32)>>>,
 }
 
 impl Rope {
-    /// Tables for rotating `dim` components at positions below `positions`.
-    ///
-    /// The angle of pair i at position p is p * theta^(-2i / dim), computed in f64 and rounded
-    /// once, so that every machine has the same table.
+    /// For rotating `dim` components at positions below `positions`.
     pub fn new(dim: usize, theta: f64, positions: usize, pairing: Pairing) -> Self {
-        let pairs = dim / 2;
-        let frequency = |i: usize| libm::pow(theta, -2.0 * i as f64 / dim as f64);
-        let table = (0..positions * pairs)
-            .map(|at| {
-                let angle = (at / pairs) as f64 * frequency(at % pairs);
-                (libm::cos(angle) as f32, libm::sin(angle) as f32)
-            })
-            .collect();
-        Self { pairs, pairing, table }
+        let blocks = (0..positions.div_ceil(BLOCK)).map(|_| OnceLock::new()).collect();
+        Self { theta, pairs: dim / 2, pairing, blocks }
     }
 
     /// Rotates `x` `[dim]` as the vector of `position`.
     pub fn apply(&self, position: usize, x: &mut [f32]) {
-        let row = &self.table[position * self.pairs..(position + 1) * self.pairs];
+        let block = position / BLOCK;
+        let table = self.blocks[block].get_or_init(|| self.angles(block * BLOCK));
+        let row = &table[position % BLOCK * self.pairs..][..self.pairs];
         for (i, &(cos, sin)) in row.iter().enumerate() {
             let (ia, ib) = match self.pairing {
                 Pairing::Halves => (i, i + self.pairs),
@@ -46,6 +47,18 @@ impl Rope {
             x[ia] = a * cos - b * sin;
             x[ib] = b * cos + a * sin;
         }
+    }
+
+    /// Cosines and sines of 256 positions from `first` on.
+    ///
+    /// The angle of pair i at position p is p * theta^(-2i / dim), computed in f64 and rounded
+    /// once, so that every machine has the same table.
+    fn angles(&self, first: usize) -> Vec<(f32, f32)> {
+        let frequency = |i: usize| libm::pow(self.theta, -2.0 * i as f64 / (2 * self.pairs) as f64);
+        let angle = |at: usize| (first + at / self.pairs) as f64 * frequency(at % self.pairs);
+        (0..BLOCK * self.pairs)
+            .map(|at| (libm::cos(angle(at)) as f32, libm::sin(angle(at)) as f32))
+            .collect()
     }
 }
 

@@ -1,6 +1,9 @@
 //! From what the engine did to the records that say so.
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::TrySendError;
 use std::time::{Duration, Instant};
 
 use super::frame::{
@@ -14,9 +17,15 @@ use crate::error::Error;
 /// Least time between two PREFILL records of a request.
 const PREFILL_INTERVAL: Duration = Duration::from_millis(250);
 
+/// How long records may wait for a reader that does not read, once SIGTERM has come.
+const TERMINATION_PATIENCE: Duration = Duration::from_secs(5);
+/// Time between two tries to queue a record.
+const RETRY_INTERVAL: Duration = Duration::from_millis(2);
+
 /// Writes records, each with the queue entry of its own.
 pub struct Emitter {
     out: Out,
+    terminating: Arc<AtomicBool>,
     closed: bool,
     /// When each request's last PREFILL went out.
     prefills: HashMap<u64, Instant>,
@@ -24,9 +33,15 @@ pub struct Emitter {
 }
 
 impl Emitter {
-    /// An emitter into the writer's queue.
-    pub fn new(out: Out) -> Self {
-        Self { out, closed: false, prefills: HashMap::new(), cpu_name: cpu::cpu_name() }
+    /// An emitter into the writer's queue; `terminating` is set once SIGTERM has come.
+    pub fn new(out: Out, terminating: Arc<AtomicBool>) -> Self {
+        Self {
+            out,
+            terminating,
+            closed: false,
+            prefills: HashMap::new(),
+            cpu_name: cpu::cpu_name(),
+        }
     }
 
     /// Whether the reader of our output is gone.
@@ -34,10 +49,34 @@ impl Emitter {
         self.closed
     }
 
+    /// Queues one record. A full queue makes the model wait; after SIGTERM not for ever.
     fn send(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        if self.closed {
+            return;
+        }
         let mut record = Vec::new();
         write(&mut record);
-        self.closed |= self.out.send(record).is_err();
+        let mut deadline = None;
+        loop {
+            record = match self.out.try_send(record) {
+                Ok(()) => return,
+                Err(TrySendError::Disconnected(_)) => {
+                    self.closed = true;
+                    return;
+                }
+                Err(TrySendError::Full(record)) => record,
+            };
+            if self.terminating.load(Ordering::Relaxed) {
+                let deadline =
+                    *deadline.get_or_insert_with(|| Instant::now() + TERMINATION_PATIENCE);
+                if Instant::now() > deadline {
+                    eprintln!("error: terminated while nobody reads the output");
+                    self.closed = true;
+                    return;
+                }
+            }
+            std::thread::sleep(RETRY_INTERVAL);
+        }
     }
 
     /// READY and what a server wants to know before the first request.

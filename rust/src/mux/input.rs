@@ -2,12 +2,15 @@
 
 use std::collections::VecDeque;
 use std::io::Read;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::frame::{Incoming, RequestReader};
+use super::waiting::Tokens;
 use crate::error::{Error, Result};
 
 /// Chunks read ahead; behind them the pipe fills and the client waits.
@@ -29,6 +32,18 @@ enum Message {
     Bytes(Vec<u8>),
     End,
     Signal(Signal),
+    Tokens(Tokens),
+}
+
+/// Where other threads put what the session has to take up.
+#[derive(Clone)]
+pub struct Mailbox(SyncSender<Message>);
+
+impl Mailbox {
+    /// Delivers tokens; false once the session is over.
+    pub fn deliver(&self, tokens: Tokens) -> bool {
+        self.0.send(Message::Tokens(tokens)).is_ok()
+    }
 }
 
 /// Parsed requests and signals in the order they came.
@@ -37,7 +52,10 @@ pub struct Input {
     reader: RequestReader,
     inbox: VecDeque<Incoming>,
     signals: VecDeque<Signal>,
+    tokens: VecDeque<Tokens>,
     ended: bool,
+    mailbox: Mailbox,
+    terminating: Arc<AtomicBool>,
 }
 
 impl Input {
@@ -50,8 +68,14 @@ impl Input {
         let mut signals =
             Signals::new([SIGINT, SIGTERM]).map_err(|e| Error::io("signal handlers", e))?;
         let signal_sender = sender.clone();
+        let mailbox = Mailbox(sender.clone());
+        let terminating = Arc::new(AtomicBool::new(false));
+        let terminated = Arc::clone(&terminating);
         std::thread::spawn(move || {
             for signal in &mut signals {
+                if signal == SIGTERM {
+                    terminated.store(true, Ordering::Relaxed);
+                }
                 let signal = if signal == SIGINT { Signal::Interrupt } else { Signal::Terminate };
                 if signal_sender.send(Message::Signal(signal)).is_err() {
                     return;
@@ -64,8 +88,21 @@ impl Input {
             reader: RequestReader::new(options, slots),
             inbox: VecDeque::new(),
             signals: VecDeque::new(),
+            tokens: VecDeque::new(),
             ended: false,
+            mailbox,
+            terminating,
         })
+    }
+
+    /// For threads that work for the session.
+    pub fn mailbox(&self) -> Mailbox {
+        self.mailbox.clone()
+    }
+
+    /// Set once SIGTERM arrived, even while the session is not listening.
+    pub fn terminating(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.terminating)
     }
 
     /// Waits until something arrives.
@@ -98,6 +135,7 @@ impl Input {
                 self.ended = true;
             }
             Message::Signal(signal) => self.signals.push_back(signal),
+            Message::Tokens(tokens) => self.tokens.push_back(tokens),
         }
         while let Some(incoming) = self.reader.next() {
             self.inbox.push_back(incoming);
@@ -114,9 +152,14 @@ impl Input {
         self.signals.pop_front()
     }
 
-    /// Whether neither request nor signal waits.
+    /// The next tokens that were waited for.
+    pub fn take_tokens(&mut self) -> Option<Tokens> {
+        self.tokens.pop_front()
+    }
+
+    /// Whether nothing waits to be taken up.
     pub fn is_empty(&self) -> bool {
-        self.inbox.is_empty() && self.signals.is_empty()
+        self.inbox.is_empty() && self.signals.is_empty() && self.tokens.is_empty()
     }
 
     /// Whether stdin is at its end.

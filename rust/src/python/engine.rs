@@ -8,9 +8,12 @@ use pyo3::prelude::*;
 ///
 /// The interpreter lock is released for the whole run; Python's SIGINT handler is replaced.
 #[pyfunction]
-pub fn engine_main(py: Python<'_>, args: Vec<String>) -> i32 {
+pub fn engine_main(py: Python<'_>, args: Vec<String>) -> PyResult<i32> {
+    // Python's own handler would be chained before ours and raise once we return.
+    let signal = py.import("signal")?;
+    signal.call_method1("signal", (signal.getattr("SIGINT")?, signal.getattr("SIG_DFL")?))?;
     let args: Vec<String> = std::iter::once("colibri-engine".to_owned()).chain(args).collect();
-    py.detach(|| crate::cli::run(&args))
+    Ok(py.detach(|| crate::cli::run(&args)))
 }
 
 /// What a model folder holds, as a JSON object (family, sizes, formats); reads headers only.

@@ -5,10 +5,12 @@ import {
   decodeChatFrames,
   decodeError,
   decodeExperts,
+  decodeLastTurn,
   decodeModelId,
   decodeState,
   type EngineState,
   type ExpertMap,
+  type TurnStats,
 } from "./wire";
 
 /** A request that failed, in words a person can act on. */
@@ -30,6 +32,7 @@ export interface ChatRequest {
   model: string;
   messages: { role: "system" | "user" | "assistant"; content: string }[];
   temperature?: number;
+  top_p?: number;
   max_tokens?: number;
   seed?: number;
 }
@@ -104,6 +107,10 @@ export async function getState(signal: AbortSignal): Promise<EngineState | null>
 
 export async function getExperts(signal: AbortSignal): Promise<ExpertMap | null> {
   return decodeExperts(await getJson("/experts", signal));
+}
+
+export async function getLastTurn(signal: AbortSignal): Promise<TurnStats | null> {
+  return decodeLastTurn(await getJson("/profile", signal));
 }
 
 export async function getModelId(signal: AbortSignal): Promise<string | null> {

@@ -93,6 +93,19 @@ describe("state", () => {
   });
 });
 
+describe("profile", () => {
+  it("gives the latest turn, or nothing", () => {
+    const turns = [{ tokens_per_second: 1 }, { tokens_per_second: 2, cache_hit_percent: 90 }];
+    expect(wire.decodeLastTurn({ seq: 2, turns })).toMatchObject({
+      tokens_per_second: 2,
+      cache_hit_percent: 90,
+    });
+    for (const junk of [null, {}, { turns: 3 }, { turns: [] }, { turns: [7] }]) {
+      expect(wire.decodeLastTurn(junk)).toBeNull();
+    }
+  });
+});
+
 describe("chat frames", () => {
   const chunk = (value: unknown): wire.ChatFrame[] => wire.decodeChatFrames(JSON.stringify(value));
 

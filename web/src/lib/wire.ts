@@ -254,6 +254,11 @@ export function decodeStats(value: unknown): TurnStats | null {
   };
 }
 
+/** The latest turn in the body of `GET /profile`, whose turns come oldest first. */
+export function decodeLastTurn(value: unknown): TurnStats | null {
+  return isRecord(value) && Array.isArray(value.turns) ? decodeStats(value.turns.at(-1)) : null;
+}
+
 /** The `error` object of an OpenAI-style body or stream frame. */
 export function decodeError(value: unknown): ServerError | null {
   if (!isRecord(value)) return null;

@@ -1,4 +1,5 @@
 import type { JSX, ReactNode } from "react";
+import { useMediaQuery } from "../../components/useMediaQuery";
 import { useNow } from "../../components/useNow";
 import { ago, integer } from "../../lib/format";
 import { heatOf, tierOf } from "../../lib/wire";
@@ -20,6 +21,8 @@ function Row({ name, children }: { name: string; children: ReactNode }): JSX.Ele
 export function Inspector(): JSX.Element {
   const { cursor, selected } = useBrain();
   const layers = useEngine((engine) => engine.engine?.layers);
+  // Touch has no pointing without choosing.
+  const touch = useMediaQuery("(pointer: coarse)");
   useMapRevision(250);
   const cell = cursor ?? selected;
   const now = useNow(250, cell !== null);
@@ -29,8 +32,9 @@ export function Inspector(): JSX.Element {
       <section className="inspector" aria-label="Inspector">
         <h2>Inspector</h2>
         <p className="muted">
-          Point at a cell, or focus the map and use the arrow keys. Click or Enter keeps a cell
-          here.
+          {touch
+            ? "Tap a cell: what is known about its expert appears here."
+            : "Point at a cell, or focus the map and use the arrow keys. Click or Enter keeps a cell here."}
         </p>
         <p className="muted">
           Rows are layers in order. Columns only number the experts of a layer: the same column in

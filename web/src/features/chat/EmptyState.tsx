@@ -2,7 +2,7 @@ import type { JSX } from "react";
 import { gigabytes, integer } from "../../lib/format";
 import type { EngineState, HardwareInfo } from "../../lib/wire";
 import { useEngine } from "../engine/store";
-import { EXAMPLE_PROMPTS } from "./examples";
+import { DEMO_MODEL, EXAMPLE_PROMPTS } from "./examples";
 import { send } from "./store";
 
 function hardwareLine(hardware: HardwareInfo): string {
@@ -28,6 +28,7 @@ export function EmptyState(): JSX.Element {
   return (
     <div className="empty">
       <h2>{engine?.model || "No model yet"}</h2>
+      {engine?.model === DEMO_MODEL.id && <p className="empty-about">{DEMO_MODEL.about}</p>}
       {engine && shapeLine(engine) && <p className="muted figure">{shapeLine(engine)}</p>}
       {engine?.hwinfo && <p className="muted figure">{hardwareLine(engine.hwinfo)}</p>}
       <ul className="examples" aria-label="Examples">

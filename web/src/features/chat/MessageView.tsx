@@ -2,6 +2,7 @@ import { type JSX, memo } from "react";
 import { CopyButton } from "../../components/CopyButton";
 import { AgainIcon } from "../../components/icons";
 import { useNow } from "../../components/useNow";
+import { Words } from "../../components/Words";
 import { milliseconds } from "../../lib/format";
 import { Markdown, StreamingMarkdown } from "../../lib/markdown/Markdown";
 import { statusOf } from "../engine/status";
@@ -13,8 +14,14 @@ import { type LiveAnswer, regenerate, useChat } from "./store";
 function ErrorCard({ failure }: { failure: Failure }): JSX.Element {
   return (
     <div className="error-card" role="alert">
-      <p className="error-title">{failure.message}</p>
-      {failure.hint && <p>{failure.hint}</p>}
+      <p className="error-title">
+        <Words text={failure.message} />
+      </p>
+      {failure.hint && (
+        <p>
+          <Words text={failure.hint} />
+        </p>
+      )}
       {failure.requestId && <p className="muted">Request {failure.requestId}</p>}
       <button type="button" className="button" onClick={regenerate}>
         <AgainIcon /> Try again

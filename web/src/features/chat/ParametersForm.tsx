@@ -1,14 +1,15 @@
-import { type JSX, useId } from "react";
+import { type JSX, useId, useState } from "react";
 import { useEngine } from "../engine/store";
 import { setParameters, useChat } from "./store";
 
-/** An empty field means the model's default, which is shown in it. */
+/** An empty field means the default, which is shown in it if it is a number. */
 function NumberField({
   label,
   note,
   value,
-  placeholder,
+  fallback = null,
   min,
+  above,
   max,
   step,
   onChange,
@@ -16,13 +17,19 @@ function NumberField({
   label: string;
   note: string;
   value: number | null;
-  placeholder: string;
+  fallback?: number | null | undefined;
   min: number;
+  /** `min` itself is not allowed. */
+  above?: boolean;
   max?: number;
   step: number;
   onChange: (value: number | null) => void;
 }): JSX.Element {
   const id = useId();
+  // What is being typed may not be allowed yet: the 0 of 0.9.
+  const [typed, setTyped] = useState<string | null>(null);
+  const allowed = (n: number): boolean =>
+    (above ? n > min : n >= min) && (max === undefined || n <= max);
   return (
     <div className="field">
       <label htmlFor={id}>{label}</label>
@@ -34,15 +41,18 @@ function NumberField({
           min={min}
           max={max}
           step={step}
-          value={value ?? ""}
-          placeholder={placeholder}
+          value={typed ?? value ?? ""}
+          placeholder={fallback === null ? "" : String(fallback)}
+          aria-invalid={typed !== null && typed !== "" && !allowed(Number(typed))}
           aria-describedby={`${id}-note`}
           onChange={(event) => {
             const text = event.target.value;
-            const parsed = Number(text);
-            if (text === "") onChange(null);
-            else if (parsed >= min && (max === undefined || parsed <= max)) onChange(parsed);
+            setTyped(text);
+            if (text === "") {
+              if (!event.target.validity.badInput) onChange(null);
+            } else if (allowed(Number(text))) onChange(Number(text));
           }}
+          onBlur={() => setTyped(null)}
         />
         <button
           type="button"
@@ -62,25 +72,35 @@ function NumberField({
 
 export function ParametersForm(): JSX.Element {
   const parameters = useChat((chat) => chat.conversation.parameters);
-  const temperature = useEngine((store) => store.engine?.generation.temperature ?? null);
+  const model = useEngine((store) => store.engine?.generation);
   const system = useId();
   return (
     <form className="parameters" onSubmit={(event) => event.preventDefault()}>
       <NumberField
         label="Temperature"
-        note="Default from model"
+        note="Default from the model"
         value={parameters.temperature}
-        placeholder={temperature === null ? "model default" : String(temperature)}
+        fallback={model?.temperature}
         min={0}
         max={2}
         step={0.1}
         onChange={(value) => setParameters({ temperature: value })}
       />
       <NumberField
+        label="Top-p"
+        note="Default from the model"
+        value={parameters.topP}
+        fallback={model?.top_p}
+        min={0}
+        above
+        max={1}
+        step={0.05}
+        onChange={(value) => setParameters({ topP: value })}
+      />
+      <NumberField
         label="Max tokens"
         note="Default: up to the end of the context"
         value={parameters.maxTokens}
-        placeholder="no limit set"
         min={1}
         step={1}
         onChange={(value) => setParameters({ maxTokens: value && Math.floor(value) })}
@@ -89,7 +109,6 @@ export function ParametersForm(): JSX.Element {
         label="Seed"
         note="Default: a new one each time"
         value={parameters.seed}
-        placeholder="random"
         min={0}
         step={1}
         onChange={(value) => setParameters({ seed: value && Math.floor(value) })}

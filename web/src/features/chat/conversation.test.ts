@@ -39,6 +39,12 @@ describe("conversation", () => {
     expect(again.messages.map(({ id }) => id)).toEqual(["u0", "again"]);
   });
 
+  it("gives an older stored conversation the parameters that it lacks", () => {
+    const { topP: _, ...older } = { ...DEFAULT_PARAMETERS, temperature: 0.5 };
+    const stored = { ...asked("one"), parameters: older } as Conversation;
+    expect(settle(stored).parameters).toEqual({ ...DEFAULT_PARAMETERS, temperature: 0.5 });
+  });
+
   it("marks what a reload interrupted", () => {
     const open = openAnswer(addUser(asked("one"), "u1", "two", 1), "a1");
     const [, done, , interrupted] = settle(open).messages;

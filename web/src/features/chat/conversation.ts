@@ -4,6 +4,7 @@ import type { ServerError, TurnStats } from "../../lib/wire";
 export interface Parameters {
   /** `null`: the model's default. */
   temperature: number | null;
+  topP: number | null;
   maxTokens: number | null;
   seed: number | null;
   system: string;
@@ -46,6 +47,7 @@ export interface Conversation {
 
 export const DEFAULT_PARAMETERS: Parameters = {
   temperature: null,
+  topP: null,
   maxTokens: null,
   seed: null,
   system: "",
@@ -114,6 +116,8 @@ export function updateAnswer(
 export function settle(conversation: Conversation): Conversation {
   return {
     ...conversation,
+    // Stored by an older page, they lack what has been added since.
+    parameters: { ...DEFAULT_PARAMETERS, ...conversation.parameters },
     messages: conversation.messages.map((message) =>
       message.role === "assistant" && message.status === "open"
         ? { ...message, status: "interrupted" }

@@ -9,6 +9,8 @@ interface Schema extends DBSchema {
 
 const CURRENT = "current-conversation";
 let opened: Promise<IDBPDatabase<Schema>> | null = null;
+/** The same, for the moment in which nothing can be awaited any more. */
+let ready: IDBPDatabase<Schema> | null = null;
 
 function database(): Promise<IDBPDatabase<Schema>> {
   opened ??= openDB<Schema>("colibri", 1, {
@@ -18,6 +20,13 @@ function database(): Promise<IDBPDatabase<Schema>> {
       db.createObjectStore("meta");
     },
   });
+  void opened.then(
+    (db) => {
+      ready = db;
+    },
+    // Whoever awaits the database reports this.
+    () => {},
+  );
   return opened;
 }
 
@@ -42,6 +51,18 @@ export async function setCurrent(id: string): Promise<void> {
 
 export async function saveConversation(conversation: Conversation): Promise<void> {
   await (await database()).put("conversations", conversation);
+}
+
+/**
+ * Hands the write to the browser before this returns: for a page that is about to go away. An explicit
+ * commit needs no further word from the page; without it the transaction would die with the page.
+ */
+export function saveAtOnce(conversation: Conversation): void {
+  const transaction = ready?.transaction("conversations", "readwrite");
+  if (!transaction) return;
+  transaction.store.put(conversation).catch(() => {});
+  transaction.done.catch(() => {});
+  transaction.commit();
 }
 
 export async function deleteConversation(id: string): Promise<void> {

@@ -67,10 +67,30 @@ function save(): void {
   if (conversation.messages.length > 0) void keep(storage.saveConversation(conversation));
 }
 
+/** The conversation with as much of its open answer as has arrived. */
+function withLive(): Conversation | null {
+  const { conversation, live } = getState();
+  if (!live || deleted.has(conversation.id)) return null;
+  const { content, reasoning } = live;
+  return updateAnswer(conversation, live.id, { content, reasoning }, Date.now());
+}
+
+function saveBeforeLeaving(): void {
+  const partial = withLive();
+  if (partial) storage.saveAtOnce(partial);
+}
+
 export async function loadChat(): Promise<void> {
+  window.addEventListener("pagehide", saveBeforeLeaving);
+  // A phone ends hidden pages without another event.
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) saveBeforeLeaving();
+  });
   await keep(
     storage.loadCurrent().then((stored) => {
-      if (stored) setState({ conversation: settle(stored) });
+      // A quick writer may have begun already.
+      const begun = getState().conversation.messages.length > 0;
+      if (stored && !begun) setState({ conversation: settle(stored) });
     }),
   );
   setState({ loaded: true });
@@ -145,7 +165,7 @@ function answer(): void {
     },
     checkpoint(content, reasoning) {
       if (deleted.has(conversation.id)) return;
-      // The stored copy alone grows meanwhile: a reload in the middle keeps what was there.
+      // The stored copy alone grows meanwhile: a page that dies without warning keeps what was there.
       const partial = updateAnswer(conversation, id, { content, reasoning }, Date.now());
       void keep(storage.saveConversation(partial));
     },

@@ -22,15 +22,16 @@ export type TurnResult = Pick<
   "content" | "reasoning" | "status" | "finish" | "stats" | "failure"
 >;
 
-const CHECKPOINT_MS = 1000;
+const CHECKPOINT_MS = 500;
 
 async function requestFor(conversation: Conversation, signal: AbortSignal): Promise<ChatRequest> {
-  const { temperature, maxTokens, seed } = conversation.parameters;
+  const { temperature, topP, maxTokens, seed } = conversation.parameters;
   const model = useEngine.getState().engine?.model || (await getModelId(signal)) || "default";
   return {
     model,
     messages: promptFor(conversation),
     ...(temperature === null ? {} : { temperature }),
+    ...(topP === null ? {} : { top_p: topP }),
     ...(maxTokens === null ? {} : { max_tokens: maxTokens }),
     ...(seed === null ? {} : { seed }),
   };

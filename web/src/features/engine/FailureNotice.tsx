@@ -1,4 +1,5 @@
 import type { JSX } from "react";
+import { Words } from "../../components/Words";
 import { useEngine } from "./store";
 
 /** Why there will be no answers, in the engine's own words and with its advice. */
@@ -8,9 +9,13 @@ export function FailureNotice(): JSX.Element | null {
   return (
     <div className="banner banner-bad" role="alert">
       <p>
-        <strong>The engine failed.</strong> {engine.reason}
+        <strong>The engine failed.</strong> {engine.reason && <Words text={engine.reason} />}
       </p>
-      {engine.hint && <p>{engine.hint}</p>}
+      {engine.hint && (
+        <p>
+          <Words text={engine.hint} />
+        </p>
+      )}
     </div>
   );
 }

@@ -1,5 +1,6 @@
 import type { JSX } from "react";
 import { rate } from "../../lib/format";
+import { plainSentence } from "../../lib/words";
 import { useChat } from "../chat/store";
 import { statusOf } from "./status";
 import { useEngine } from "./store";
@@ -16,7 +17,11 @@ export function TopBar(): JSX.Element {
       >
         {engine?.model || "colibri"}
       </span>
-      <span className={`pill pill-${status.tone}`} role="status" title={status.detail ?? undefined}>
+      <span
+        className={`pill pill-${status.tone}`}
+        role="status"
+        title={status.detail === null ? undefined : plainSentence(status.detail)}
+      >
         <span className="pill-dot" aria-hidden="true" />
         {status.text}
       </span>

@@ -1,5 +1,5 @@
 /** Connects the telemetry stream to the stores. Started once for the life of the page. */
-import { ApiError, getExperts, getState, openEvents, setApiKey } from "../../lib/api";
+import { ApiError, getExperts, getLastTurn, getState, openEvents, setApiKey } from "../../lib/api";
 import { EventStream } from "../../lib/events";
 import type { SseEvent } from "../../lib/sse";
 import {
@@ -101,6 +101,11 @@ function refetch(): void {
   getExperts(signal)
     .then((map) => {
       if (map && !signal.aborted && !newer.has("map")) mapModel.setMap(map);
+    })
+    .catch(noteError);
+  getLastTurn(signal)
+    .then((lastTurn) => {
+      if (lastTurn && !signal.aborted && !newer.has("turn")) useEngine.setState({ lastTurn });
     })
     .catch(noteError);
 }

@@ -1,7 +1,7 @@
 import * as fc from "fast-check";
 import { describe, expect, it } from "vitest";
 import { mix, oklch, pack, parseOklch, toRgb } from "./color";
-import { MapModel, PULSE_MS } from "./model";
+import { fade, MapModel, PULSE_MS, pulseStrength } from "./model";
 import { buildPalette, heatShare, MODES, PULSE_LEVELS, readTheme } from "./palette";
 import { pulseLevel, rasterize } from "./raster";
 import { hitTest, labelStep, largestFit, stretch } from "./view";
@@ -134,6 +134,28 @@ describe("model", () => {
     expect(map.isAlive(2)).toBe(false);
   });
 
+  it("pulses less, the more of a layer is routed at once", () => {
+    expect(pulseStrength(1 / 32)).toBe(1);
+    expect(pulseStrength(8 / 32)).toBe(1);
+    expect(pulseStrength(0.9)).toBeLessThan(0.25);
+    expect(pulseStrength(1)).toBeGreaterThan(0);
+    for (let n = 1; n < 32; n++) {
+      expect(pulseStrength((n + 1) / 32)).toBeLessThanOrEqual(pulseStrength(n / 32));
+    }
+  });
+
+  it("weighs each layer by itself, and leaves a bright pulse its fade", () => {
+    const map = model(2, 32);
+    map.addHits({ rows: 2, cols: 32, bits: bitmap(64, [5, 40]) }, 1000);
+    expect(map.glow(5, 1000)).toBe(1);
+    const crowd = [...Array(31).keys()].map((i) => i);
+    map.addHits({ rows: 2, cols: 32, bits: bitmap(64, [...crowd, 41]) }, 1100);
+    expect(map.glow(41, 1100)).toBe(1);
+    expect(map.glow(6, 1100)).toBeLessThan(0.2);
+    expect(map.glow(5, 1100)).toBeCloseTo(fade(100));
+    expect(map.litAt[5]).toBe(1100);
+  });
+
   it("counts tiers and ranks heat within a layer", () => {
     const map = new MapModel();
     map.setMap({ rows: 2, cols: 3, cells: Uint8Array.of(0x85, 0x41, 0x03, 0x00, 0x00, 0x42) });
@@ -145,13 +167,14 @@ describe("model", () => {
 });
 
 describe("raster", () => {
+  const TOP = PULSE_LEVELS - 1;
   const palette = buildPalette(THEME, "both", RANGE);
 
   it("fades by elapsed time alone", () => {
-    expect(pulseLevel(0)).toBe(PULSE_LEVELS - 1);
-    expect(pulseLevel(PULSE_MS)).toBe(0);
+    expect(pulseLevel(fade(0))).toBe(PULSE_LEVELS - 1);
+    expect(pulseLevel(fade(PULSE_MS))).toBe(0);
     for (let age = 50; age <= PULSE_MS; age += 50) {
-      expect(pulseLevel(age)).toBeLessThanOrEqual(pulseLevel(age - 50));
+      expect(fade(age)).toBeLessThanOrEqual(fade(age - 50));
     }
   });
 
@@ -163,7 +186,7 @@ describe("raster", () => {
     const out = new Uint32Array(map.size);
     rasterize(map, palette, now, true, out);
     for (let i = 0; i < map.size; i++) {
-      const level = i === 159 ? pulseLevel(0) : i === 0 || i === 77 ? pulseLevel(1000) : 0;
+      const level = i === 159 ? TOP : i === 0 || i === 77 ? pulseLevel(fade(1000)) : 0;
       expect(out[i]).toBe(palette[(map.cells[i] ?? 0) * PULSE_LEVELS + level]);
     }
   });

@@ -9,6 +9,25 @@ import type { HeatRange } from "./palette";
 /** A routed expert glows for this long. */
 export const PULSE_MS = 2000;
 
+const FALL = 2.2;
+/**
+ * Being routed says something about an expert only as far as its neighbours were not. Up to this share of a
+ * layer in one batch a pulse has its full strength; with all of the layer, it has the least.
+ */
+const RARE_SHARE = 0.25;
+const LEAST_STRENGTH = 0.12;
+
+/** What is left of a pulse: it falls quickly at first, so that the latest tokens stand out. */
+export function fade(ageMs: number): number {
+  return ageMs >= PULSE_MS ? 0 : (1 - Math.max(0, ageMs) / PULSE_MS) ** FALL;
+}
+
+/** Strength of the pulses in a layer of which this share was routed in one batch. */
+export function pulseStrength(share: number): number {
+  const crowd = Math.max(0, share - RARE_SHARE) / (1 - RARE_SHARE);
+  return 1 - crowd * (1 - LEAST_STRENGTH);
+}
+
 export interface Cell {
   row: number;
   expert: number;
@@ -22,12 +41,27 @@ export interface RowCounts {
 
 const NEVER = Number.NEGATIVE_INFINITY;
 
+function indicesOf(bits: Uint8Array, size: number): number[] {
+  const found: number[] = [];
+  for (let byte = 0; byte < bits.length; byte++) {
+    let rest = bits[byte] ?? 0;
+    while (rest !== 0) {
+      const index = byte * 8 + 31 - Math.clz32(rest & -rest);
+      rest &= rest - 1;
+      if (index < size) found.push(index);
+    }
+  }
+  return found;
+}
+
 export class MapModel {
   rows = 0;
   cols = 0;
   cells: Uint8Array = new Uint8Array(0);
   /** When each expert was last routed, in `performance.now()` time. */
   litAt: Float64Array = new Float64Array(0);
+  /** How bright each pulse was at `litAt`, up to 1. */
+  strength: Float32Array = new Float32Array(0);
   /** The latest of `litAt`: tells without a scan whether any pulse is alive. */
   lastLit = NEVER;
   heat: HeatRange = { low: 0, high: 0 };
@@ -49,6 +83,7 @@ export class MapModel {
       this.rows = map.rows;
       this.cols = map.cols;
       this.litAt = new Float64Array(map.rows * map.cols).fill(NEVER);
+      this.strength = new Float32Array(map.rows * map.cols);
       this.lastLit = NEVER;
     }
     this.cells = map.cells;
@@ -69,23 +104,24 @@ export class MapModel {
   /** Marks routed experts. Hits of another geometry belong to a model that is no longer loaded. */
   addHits(hits: HitMap, now: number): void {
     if (hits.rows !== this.rows || hits.cols !== this.cols) return;
-    const { bits } = hits;
-    let any = false;
-    for (let byte = 0; byte < bits.length; byte++) {
-      let rest = bits[byte] ?? 0;
-      while (rest !== 0) {
-        const bit = 31 - Math.clz32(rest & -rest);
-        rest &= rest - 1;
-        const index = byte * 8 + bit;
-        if (index < this.litAt.length) {
-          this.litAt[index] = now;
-          any = true;
-        }
-      }
+    const lit = indicesOf(hits.bits, this.size);
+    if (lit.length === 0) return;
+    const perRow = new Uint32Array(this.rows);
+    const rowOf = (index: number): number => Math.floor(index / this.cols);
+    for (const index of lit) perRow[rowOf(index)] = (perRow[rowOf(index)] ?? 0) + 1;
+    for (const index of lit) {
+      const fresh = pulseStrength((perRow[rowOf(index)] ?? 0) / this.cols);
+      // A faint pulse must not cut off what is left of a bright one.
+      this.strength[index] = Math.max(fresh, this.glow(index, now));
+      this.litAt[index] = now;
     }
-    if (!any) return;
     this.lastLit = now;
     this.notify();
+  }
+
+  /** Brightness of a cell's pulse, 0 to 1. */
+  glow(index: number, now: number): number {
+    return (this.strength[index] ?? 0) * fade(now - (this.litAt[index] ?? NEVER));
   }
 
   isAlive(now: number): boolean {

@@ -6,6 +6,8 @@ import type { Layout } from "./view";
 
 /** Without motion a routed expert is outlined, still, for this long. */
 const STILL_MS = 1000;
+/** ... unless most of its layer was routed with it: an outline around everything points at nothing. */
+const STILL_STRENGTH = 0.5;
 
 export interface PainterOptions {
   mode: Mode;
@@ -104,6 +106,7 @@ export class MapPainter {
     this.context.lineWidth = line;
     for (let i = 0; i < this.model.litAt.length; i++) {
       if (now - (this.model.litAt[i] ?? 0) >= STILL_MS) continue;
+      if ((this.model.strength[i] ?? 0) < STILL_STRENGTH) continue;
       this.context.strokeRect(
         (i % cols) * cellWidth + line / 2,
         Math.floor(i / cols) * cellHeight + line / 2,
