@@ -50,10 +50,8 @@ fn normalizer(stage: &Value) -> Result<f64, String> {
             "NFC" | "NFD" | "NFKC" | "NFKD" | "Nmt" | "Lowercase" | "StripAccents" | "Strip"
             | "StripNormalizer",
         ) => Ok(1.0),
-        // Spaces around ideographs: five bytes of three.
-        Some("BertNormalizer") => Ok(2.0),
-        // Each byte becomes a character of one or two.
-        Some("ByteLevel") => Ok(2.0),
+        // Spaces around ideographs are five bytes of three, a byte is a character of up to two.
+        Some("BertNormalizer" | "ByteLevel") => Ok(2.0),
         // Text between two added tokens can be as short as a byte.
         Some("Prepend") => {
             let prefix = stage["prepend"].as_str().ok_or("a Prepend has no text")?;
