@@ -241,7 +241,11 @@ class Engine:
             return
         message = f"the engine is {state.name}"
         if state.stage is not None:
-            message += f" ({state.stage} {state.done}/{state.total})"
+            message += f" ({state.stage}"
+            if state.total > 0:
+                # Some stages count bytes, others tensors; a share suits all.
+                message += f" {100 * state.done // state.total} %"
+            message += ")"
         if state.reason is not None:
             message += f": {state.reason}"
         raise EngineUnavailable(message, hint=state.hint)

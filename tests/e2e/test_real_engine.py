@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -249,7 +250,10 @@ def test_info_describes_the_model() -> None:
     done = colibri("info", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)
-    assert "chat template: yes" in colibri("info").stdout
+    told = colibri("info").stdout
+    assert "chat template: yes" in told
+    assert "total size: " in told
+    assert re.search(r"experts: \d+ in each of \d+ sparse layers", told)
 
 
 def break_config(folder: Path) -> None:

@@ -377,7 +377,7 @@ async def test_before_the_model_is_loaded_requests_are_503(serve: Serve) -> None
         await until(lambda: server.engine.state.name == "loading")
         answer = await server.chat()
         assert answer.status == 503
-        assert "experts 1/4" in answer.error["message"]
+        assert "experts 25 %" in answer.error["message"]
         state = (await server.request("GET", "/api/state")).json
         assert (state["state"], state["stage"], state["done"], state["total"]) == (
             "loading",

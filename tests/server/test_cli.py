@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import signal
 import socket
 import subprocess
@@ -199,6 +201,58 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(fake: Fake, model: str) -> Non
         assert (chat.returncode, err) == (0, "")
         assert out.endswith("\n")
     assert [line.split()[0] for line in files.received] == ["SUBMIT", "STOP", "EOF"]
+
+
+def test_ctrl_c_at_the_prompt_asks_once_more(fake: Fake, model: str) -> None:
+    ours, theirs = os.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "colibri", "chat", model, "--ctx", "64"],
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(fake()),
+    ) as chat:
+        os.close(theirs)
+        assert chat.stdout is not None
+        seen = b""
+
+        def expect(text: bytes) -> None:
+            nonlocal seen
+            assert chat.stdout is not None
+            while len(seen) < len(text):
+                ready, _, _ = select.select([chat.stdout], [], [], 10)
+                if not ready:
+                    chat.kill()
+                    break
+                seen += os.read(chat.stdout.fileno(), 1000)
+            assert seen == text
+            seen = b""
+
+        def interrupt() -> None:
+            # The prompt is written a moment before the line is waited for.
+            time.sleep(0.3)
+            chat.send_signal(signal.SIGINT)
+
+        expect(b"> ")
+        interrupt()
+        expect(b"\n> ")
+        os.write(ours, b"hi\n")
+        expect(b"Hello there, friend.\n> ")
+        interrupt()
+        expect(b"\n> ")
+        interrupt()
+        out, err = chat.communicate(timeout=15)
+    os.close(ours)
+    assert (chat.returncode, out) == (0, b"\n")
+    assert b"/help" in err.splitlines()[0]
+    assert err.count(b"press Ctrl-C again or type /quit to leave\n") == 2
+
+
+def test_chat_explains_itself_and_leaves(fake: Fake, model: str) -> None:
+    done = colibri("chat", model, files=fake(), stdin="/help\n/exit\nnot read\n")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "/reset" in done.stderr
+    assert "error" not in done.stderr
 
 
 def test_a_hard_death_of_the_server_ends_the_engine(fake: Fake, model: str) -> None:

@@ -44,8 +44,11 @@ def test_states_of_the_engine_are_shown() -> None:
     stream = Terminal()
     line = ProgressLine(stream, Clock())
     line.on_state(EngineState("loading", stage="experts", done=1, total=2))
+    line.on_state(EngineState("loading", stage="load", done=4_068_640, total=8_500_000))
     line.on_state(EngineState("ready"))
-    assert stream.getvalue() == "\r\x1b[Kloading experts 1/2 (50 %)\r\x1b[K"
+    assert stream.getvalue() == (
+        "\r\x1b[Kloading experts 1/2 (50 %)\r\x1b[Kloading 4.1 MB/8.5 MB (47 %)\r\x1b[K"
+    )
 
 
 def test_control_characters_do_not_reach_a_terminal() -> None:

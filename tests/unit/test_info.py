@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from colibri.commands.info import lines, readable_bytes
+from colibri.commands.console import readable_bytes
+from colibri.commands.info import lines
 
 
 def test_a_description_is_readable() -> None:
@@ -11,16 +12,19 @@ def test_a_description_is_readable() -> None:
         "supported": True,
         "reason": None,
         "gaps": [],
-        "dense": {"bytes": 4_068_640, "formats": {"int8": 42}},
+        "parameters": 10_843_040,
+        "dense": {"bytes": 4_068_640, "formats": {"int8": 4200, "f32": 1}},
     }
     assert lines(described) == [
         "  family: x",
         "  supported: yes",
         "  gaps: none",
+        "  parameters: 10,843,040",
         "  dense:",
         "    size: 4.1 MB",
         "    formats:",
-        "      int8: 42",
+        "      int8: 4,200 tensors",
+        "      f32: 1 tensor",
     ]
 
 

@@ -19,7 +19,9 @@ from colibri.models import ModelInfo, read_model, resolve_model
 from colibri.prompt import PromptRenderer
 from colibri.streams import check_text
 
-HELP = "/reset forgets the conversation, /quit ends, Ctrl-C stops an answer"
+HELP = (
+    "/reset forgets the conversation, /quit or /exit ends, Ctrl-C stops an answer, /help says this"
+)
 
 
 class Conversation:
@@ -66,11 +68,29 @@ class Conversation:
 
 
 def _read_line() -> str | None:
-    """Returns the next line of the user, ``None`` at the end."""
-    try:
-        return input("> " if sys.stdin.isatty() else "")
-    except (EOFError, KeyboardInterrupt):
-        return None
+    """Returns the next line of the user, ``None`` at the end.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C where nobody can be asked whether it was meant.
+    """
+    is_terminal = sys.stdin.isatty()
+    asked = False
+    while True:
+        try:
+            return input("> " if is_terminal else "")
+        except EOFError:
+            if is_terminal:
+                print()
+            return None
+        except KeyboardInterrupt:
+            if not is_terminal:
+                raise
+            print()
+            if asked:
+                return None
+            # It was perhaps meant for the answer that has just ended.
+            print("press Ctrl-C again or type /quit to leave", file=sys.stderr, flush=True)
+            asked = True
 
 
 def run(args: argparse.Namespace) -> int:
@@ -101,8 +121,11 @@ def _loop(runner: asyncio.Runner, talk: Conversation) -> int:
     code = 0
     while (line := _read_line()) is not None:
         text = line.strip()
-        if text == "/quit":
+        if text in ("/quit", "/exit"):
             break
+        if text == "/help":
+            print(HELP, file=sys.stderr, flush=True)
+            continue
         if text == "/reset":
             talk.reset()
         elif text.startswith("/"):

@@ -35,17 +35,17 @@ class ProgressLine:
         self._shown = False
         self._stage = ""
 
-    def update(self, stage: str, done: int, total: int) -> None:
-        """Shows how far a stage is."""
+    def update(self, stage: str, done: int, total: int, unit: Callable[[int], str] = str) -> None:
+        """Shows how far a stage is; ``unit`` writes an amount."""
         now = self._clock()
         if self._is_terminal:
             if stage == self._stage and now - self._last < UPDATE_S and done != total:
                 return
-            self._stream.write(f"{CLEAR_LINE}{stage} {_amount(done, total)}")
+            self._stream.write(f"{CLEAR_LINE}{stage} {_amount(done, total, unit)}")
         else:
             if now - self._last < QUIET_S:
                 return
-            self._stream.write(f"{stage} {_amount(done, total)}\n")
+            self._stream.write(f"{stage} {_amount(done, total, unit)}\n")
         self._stream.flush()
         self._shown = True
         self._stage = stage
@@ -61,8 +61,11 @@ class ProgressLine:
     def on_state(self, state: EngineState) -> None:
         """Shows the loading progress of an engine."""
         if state.name == "loading" and state.stage is not None:
-            stage = "loading" if state.stage == "load" else f"loading {state.stage}"
-            self.update(stage, state.done, state.total)
+            if state.stage == "load":
+                # The one stage of our engine; it counts bytes.
+                self.update("loading", state.done, state.total, readable_bytes)
+            else:
+                self.update(f"loading {state.stage}", state.done, state.total)
         elif state.name in ("ready", "failed"):
             self.clear()
 
@@ -81,10 +84,20 @@ def printable(text: str, stream: TextIO) -> str:
     return text.translate(_CONTROLS) if stream.isatty() else text
 
 
-def _amount(done: int, total: int) -> str:
+def readable_bytes(count: int) -> str:
+    """Returns a size in the decimal unit that suits it."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.2f} TB"
+
+
+def _amount(done: int, total: int, unit: Callable[[int], str]) -> str:
     if total <= 0:
-        return str(done)
-    return f"{done}/{total} ({100 * done // total} %)"
+        return unit(done)
+    return f"{unit(done)}/{unit(total)} ({100 * done // total} %)"
 
 
 def engine_config(args: argparse.Namespace, model: ModelInfo, slots: int) -> EngineConfig:

@@ -6,23 +6,37 @@ import argparse
 import json
 from typing import Any
 
+from colibri.commands.console import readable_bytes
 from colibri.commands.serve import describe_or_raise
-from colibri.models import read_model, resolve_model
+from colibri.models import ModelInfo, read_model, resolve_model
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints what a model folder holds."""
     folder = resolve_model(args.model)
-    described = describe_or_raise(str(folder))
+    described: dict[str, Any] = describe_or_raise(str(folder))
     if args.json:
         print(json.dumps(described, indent=2, ensure_ascii=False))
         return 0
     model = read_model(folder)
     print(f"{model.id}  ({folder})")
-    for line in lines({key: value for key, value in described.items() if key != "path"}):
+    for line in lines(_told(described, model)):
         print(line)
     print(f"  chat template: {'yes' if model.template is not None else 'no'}")
     return 0
+
+
+def _told(described: dict[str, Any], model: ModelInfo) -> dict[str, Any]:
+    """Returns what is printed: without the path, with sums people look for."""
+    told = {key: value for key, value in described.items() if key != "path"}
+    layers, experts = told.get("layers"), told.get("experts")
+    if experts and isinstance(layers, int) and model.map_layers is not None:
+        sparse = sum(layer < layers for layer in model.map_layers)
+        told["experts"] = f"{experts:,} in each of {sparse} sparse layers"
+    parts = [part["bytes"] for part in told.values() if isinstance(part, dict) and "bytes" in part]
+    if parts:
+        told["total size"] = readable_bytes(sum(parts))
+    return told
 
 
 def lines(value: dict[str, Any], indent: str = "  ") -> list[str]:
@@ -30,7 +44,10 @@ def lines(value: dict[str, Any], indent: str = "  ") -> list[str]:
     out = []
     for key, item in value.items():
         name = key.replace("_", " ")
-        if isinstance(item, dict):
+        if key == "formats" and isinstance(item, dict):
+            out.append(f"{indent}{name}:")
+            out += [f"{indent}  {kind}: {_tensors(count)}" for kind, count in item.items()]
+        elif isinstance(item, dict):
             out.append(f"{indent}{name}:")
             out += lines(item, indent + "  ")
         elif isinstance(item, list):
@@ -40,16 +57,12 @@ def lines(value: dict[str, Any], indent: str = "  ") -> list[str]:
             out.append(f"{indent}size: {readable_bytes(item)}")
         elif isinstance(item, bool):
             out.append(f"{indent}{name}: {'yes' if item else 'no'}")
+        elif isinstance(item, int):
+            out.append(f"{indent}{name}: {item:,}")
         elif item is not None:
             out.append(f"{indent}{name}: {item}")
     return out
 
 
-def readable_bytes(count: int) -> str:
-    """Returns a size in the decimal unit that suits it."""
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.2f} TB"
+def _tensors(count: int) -> str:
+    return f"{count:,} tensor" if count == 1 else f"{count:,} tensors"
