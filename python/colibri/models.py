@@ -207,16 +207,17 @@ def _read_text(file: Path) -> str | None:
     """
     try:
         with open(file, encoding="utf-8", opener=_open_regular) as opened:
-            text = opened.read(MAX_CONFIG_BYTES + 1)
+            size = os.fstat(opened.fileno()).st_size
+            if size > MAX_CONFIG_BYTES:
+                raise ModelError(f"{file}: too large for what it should be")
+            # No more than that, whatever grows meanwhile; room for it is made before reading.
+            return opened.read(size)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise ModelError(f"{file}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ModelError(f"{file}: not UTF-8") from error
-    if len(text) > MAX_CONFIG_BYTES:
-        raise ModelError(f"{file}: too large for what it should be")
-    return text
 
 
 def _read_json(file: Path) -> dict[str, Any]:
