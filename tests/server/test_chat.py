@@ -429,6 +429,22 @@ async def test_what_a_template_refuses_is_a_400(serve: Serve) -> None:
         assert "roles must alternate" in answer.error["message"]
 
 
+async def test_a_template_that_crashes_costs_its_own_request(serve: Serve) -> None:
+    template = (
+        "{% set a = namespace() %}{% set b = namespace() %}{% set a.x = a %}{% set b.x = b %}"
+        "{% if messages[0].content == 'die' %}{{ a == b }}{% endif %}"
+    )
+    async with serve(model={"template": template}) as server:
+        dying = asyncio.create_task(server.chat("die"))
+        # The loop is free while the template is at work.
+        assert (await server.request("GET", "/health")).status == 200
+        assert not dying.done()
+        answer = await dying
+        assert (answer.status, answer.error["code"]) == (400, "template_failed")
+        assert "killed by signal 11" in answer.error["message"]
+        assert (await server.chat("live")).status == 200
+
+
 async def test_a_client_that_reads_slowly_gets_everything(serve: Serve) -> None:
     scenario = {"caps": "proto=1 ctx=4000 slots=2 submit=", "repeat": 800, "tokens": ["x" * 4096]}
     async with serve(scenario) as server:

@@ -98,7 +98,7 @@ async def test_a_bug_is_a_500_without_details(
         def broken(*_: Any) -> Any:
             raise ZeroDivisionError("secret /etc/path")
 
-        monkeypatch.setattr(server.service.renderer, "render", broken)
+        monkeypatch.setattr(server.service.renderer, "render_async", broken)
         answer = await server.chat()
         assert_is_error(answer, 500)
         assert "secret" not in answer.body.decode()

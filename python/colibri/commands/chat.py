@@ -52,8 +52,9 @@ class Conversation:
         """
         check_text(text, "the message")
         messages = [*self.messages, {"role": "user", "content": text}]
+        rendered = await self._renderer.render_async(messages)
         prompt = replace(
-            sampling(self._args, self._model, self._engine, self._renderer.render(messages)),
+            sampling(self._args, self._model, self._engine, rendered),
             thinks=self._renderer.thinks,
         )
         loop = asyncio.get_running_loop()

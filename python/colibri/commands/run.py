@@ -66,7 +66,7 @@ async def _run(args: argparse.Namespace, text: str) -> None:
     folder = resolve_model(args.model)
     model = read_model(folder)
     if args.as_chat:
-        text = PromptRenderer(model).render([{"role": "user", "content": text}])
+        text = await PromptRenderer(model).render_async([{"role": "user", "content": text}])
     if args.max_tokens is None:
         args.max_tokens = DEFAULT_MAX_TOKENS
     progress = ProgressLine()

@@ -168,7 +168,7 @@ class ChatHandler(GenerationHandler):
         request = parse_chat(self.json_body())
         self.check_model(request.sampling.model)
         renderer = self.service.renderer
-        text = renderer.render(request.messages, request.template_variables)
+        text = await renderer.render_async(request.messages, request.template_variables)
         check_prompt_size(text, "messages")
         prompt = self.build_prompt(
             text, request.sampling, chat_affinity(request.messages), thinks=renderer.thinks
