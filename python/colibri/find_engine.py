@@ -32,4 +32,5 @@ def find_engine() -> list[str]:
     beside = Path(sys.executable).parent / (ENGINE_NAME + (".exe" if os.name == "nt" else ""))
     if beside.is_file() and os.access(beside, os.X_OK):
         return [str(beside)]
-    return [sys.executable, "-m", "colibri._engine_entry"]
+    # -P: a folder named colibri in the current directory must not be taken for the package.
+    return [sys.executable, "-P", "-m", "colibri._engine_entry"]

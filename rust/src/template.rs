@@ -63,8 +63,7 @@ impl ChatTemplate {
         environment.set_undefined_behavior(UndefinedBehavior::Lenient);
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.set_formatter(|out, state, value| python::print(out, state, value));
-        environment
-            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_unknown_method_callback(python::method);
         // Their output grows with the square of a value's nesting, before fuel is charged for it.
         environment.remove_filter("pprint");
         environment.remove_global("debug");

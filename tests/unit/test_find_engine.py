@@ -19,10 +19,10 @@ def test_then_the_command_beside_the_interpreter(
 ) -> None:
     monkeypatch.delenv("COLIBRI_ENGINE", raising=False)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert find_engine() == [str(tmp_path / "python"), "-m", "colibri._engine_entry"]
+    assert find_engine() == [str(tmp_path / "python"), "-P", "-m", "colibri._engine_entry"]
     command = tmp_path / "colibri-engine"
     command.write_text("#!/bin/sh\n", encoding="utf-8")
-    assert find_engine()[1:] == ["-m", "colibri._engine_entry"]  # not executable yet
+    assert find_engine()[1:] == ["-P", "-m", "colibri._engine_entry"]  # not executable yet
     command.chmod(0o755)
     assert find_engine() == [str(command)]
 

@@ -10,6 +10,19 @@ pub const MAX_DEPTH: usize = 100;
 /// Fuel for an item of a container, which may come through many lazily joined lists.
 pub const ITEM_FUEL: u64 = 8;
 
+/// Longest run of digits in a format string; a field of more than 9999 characters is a bomb.
+const MAX_FIELD_DIGITS: usize = 4;
+
+/// Methods that Python's strings, lists and dicts have.
+pub fn method(state: &State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
+    let digits = |text: &str| text.split(|c: char| !c.is_ascii_digit()).map(str::len).max();
+    if name == "format" && value.as_str().and_then(digits) > Some(MAX_FIELD_DIGITS) {
+        let what = "a field of a format string is too wide";
+        return Err(Error::new(ErrorKind::InvalidOperation, what));
+    }
+    minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
+}
+
 /// The test `iterable`: unlike elsewhere in the engine, none is not.
 pub fn is_iterable(value: &Value) -> bool {
     match value.kind() {
