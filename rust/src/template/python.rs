@@ -14,7 +14,12 @@ pub const ITEM_FUEL: u64 = 8;
 const MAX_FIELD_DIGITS: usize = 4;
 
 /// Methods that Python's strings, lists and dicts have.
-pub fn method(state: &State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
+pub fn method(
+    state: &mut State,
+    value: &Value,
+    name: &str,
+    args: &[Value],
+) -> Result<Value, Error> {
     let digits = |text: &str| text.split(|c: char| !c.is_ascii_digit()).map(str::len).max();
     if name == "format" && value.as_str().and_then(digits) > Some(MAX_FIELD_DIGITS) {
         let what = "a field of a format string is too wide";
