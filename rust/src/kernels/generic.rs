@@ -28,6 +28,10 @@ impl Softmax {
 
 /// Weights of consecutive tiles as stored, for inputs of `n_in` elements.
 pub trait Tiles: Copy {
+    /// Whether several rows at once pay: a float weight is widened once for them, whereas the
+    /// integer accumulators of several rows leave the registers.
+    const SHARES_ROWS: bool;
+
     /// Accumulates `T` tiles from tile `first` for `R` rows of inputs, into `out` `[T][R][16]`.
     fn accumulate<const T: usize, const R: usize>(
         self,
@@ -83,6 +87,8 @@ fn lanes<T>(elements: &[T], at: usize) -> &[T; TILE] {
 }
 
 impl<E: Copy, W: Fn(E) -> f32 + Copy> Tiles for Plain<'_, E, W> {
+    const SHARES_ROWS: bool = true;
+
     /// One chain of fused multiply-adds per output, inputs ascending.
     #[inline(always)]
     fn accumulate<const T: usize, const R: usize>(
@@ -147,6 +153,8 @@ fn accumulate_groups<const T: usize, const R: usize>(
 }
 
 impl Tiles for Int8<'_> {
+    const SHARES_ROWS: bool = false;
+
     #[inline(always)]
     fn accumulate<const T: usize, const R: usize>(
         self,
@@ -174,6 +182,8 @@ impl Tiles for Int8<'_> {
 }
 
 impl Tiles for Int4<'_> {
+    const SHARES_ROWS: bool = false;
+
     #[inline(always)]
     fn accumulate<const T: usize, const R: usize>(
         self,
@@ -207,21 +217,25 @@ impl Tiles for Int4<'_> {
 #[inline(always)]
 pub fn matmul<W: Tiles>(w: W, first: usize, x: Rows<'_>, n_rows: usize, out: &mut [Lanes]) {
     let n_tiles = out.len() / n_rows;
-    if n_rows == 1 {
+    if n_rows == 1 || !W::SHARES_ROWS {
         // Several tiles in flight hide the latency of each chain.
         let mut t = 0;
         while t + 4 <= n_tiles {
-            let mut acc = [[[0.0; TILE]; 1]; 4];
-            w.accumulate(first + t, x, 0, &mut acc);
-            for (to, [from]) in out[t..t + 4].iter_mut().zip(acc) {
-                *to = from;
+            for r in 0..n_rows {
+                let mut acc = [[[0.0; TILE]; 1]; 4];
+                w.accumulate(first + t, x, r, &mut acc);
+                for (i, [from]) in acc.into_iter().enumerate() {
+                    out[(t + i) * n_rows + r] = from;
+                }
             }
             t += 4;
         }
         while t < n_tiles {
-            let mut acc = [[[0.0; TILE]; 1]; 1];
-            w.accumulate(first + t, x, 0, &mut acc);
-            out[t] = acc[0][0];
+            for r in 0..n_rows {
+                let mut acc = [[[0.0; TILE]; 1]; 1];
+                w.accumulate(first + t, x, r, &mut acc);
+                out[t * n_rows + r] = acc[0][0];
+            }
             t += 1;
         }
         return;
