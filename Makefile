@@ -23,8 +23,9 @@ demo: tools $(VENV)/installed ## build, start the server on the embedded model (
 test: tools $(TOX) ## run the whole test matrix (ENVS=lint,type for a part of it)
 	$(TOX) $(if $(ENVS),-e $(ENVS))
 
-web: tools ## build the page into the package
-	$(VENV)/bin/python scripts/build_backend.py
+web: tools ## build the page into the package; the next `make demo` installs it
+	$(PYTHON) scripts/build_page.py
+	@rm -f $(VENV)/installed
 
 bench: tools $(VENV)/installed ## measure the demo model, as JSON
 	$(VENV)/bin/python benchmarks/demo.py

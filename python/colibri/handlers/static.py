@@ -39,8 +39,9 @@ NOT_BUILT = b"""<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>colibri</title>
 <h1>colibri is running</h1>
-<p>The web page was not built into this installation. From a checkout, <code>make web</code>
-builds it; then start the server again.</p>
+<p>The web page was not built into this installation, since Node.js was missing then. Install
+<a href="https://nodejs.org">Node.js</a> 20.19 or newer; then, in the checkout, run
+<code>pip install .</code> again, or <code>make web</code> and <code>make demo</code>.</p>
 <p>The HTTP interface works without it: <a href="/health">/health</a>,
 <a href="/v1/models">/v1/models</a>, <code>POST /v1/chat/completions</code>.</p>
 </html>
