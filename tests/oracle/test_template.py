@@ -11,8 +11,6 @@ import pytest
 
 from colibri import _core
 
-pytest.importorskip("jinja2")
-
 ROOT = Path(__file__).parents[2]
 SPEC = importlib.util.spec_from_file_location("cases", ROOT / "scripts" / "make_template_cases.py")
 cases = importlib.util.module_from_spec(SPEC)

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("playwright.sync_api", reason="browser tests need playwright")
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 from stand_in import StandIn
 
@@ -31,7 +29,7 @@ def find_chromium() -> str | None:
 @pytest.fixture(scope="session")
 def dist() -> Path:
     if not (DIST / "index.html").is_file():
-        pytest.skip("the page is not built: run `npm ci && npm run build` in web/")
+        pytest.fail("the page is not built: run `npm ci && npm run build` in web/")
     return DIST
 
 
@@ -39,7 +37,7 @@ def dist() -> Path:
 def browser() -> Iterator[Browser]:
     executable = find_chromium()
     if executable is None:
-        pytest.skip("no Chromium found: set COLIBRI_TEST_BROWSER")
+        pytest.fail("no Chromium found: install it, or set COLIBRI_TEST_BROWSER to its path")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=FLAGS)
         yield browser

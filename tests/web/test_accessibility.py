@@ -19,12 +19,12 @@ RICH = "# Head\n\ntext [link](https://a.invalid) `code`\n\n```py\nx = 1\n```\n\n
 
 
 def findings(page: Page) -> list[object]:
+    assert AXE.is_file(), "axe-core is not installed: run `npm ci` in web/"
     # Evaluated, not injected as an element: the page's policy rightly refuses foreign scripts.
     page.evaluate(AXE.read_text(encoding="utf-8"))
     return page.evaluate(RUN)
 
 
-@pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not installed: run `npm ci` in web/")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 class TestAxe:
     def test_chat(self, open_page, server, scheme):

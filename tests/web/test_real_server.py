@@ -11,18 +11,15 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
+from colibri import _core
+
 START_S = 60
 
 
 def installed_package() -> Path:
-    core = pytest.importorskip("colibri._core", exc_type=ImportError)
-    for needed in ("engine_main", "ChatTemplate"):
-        if not hasattr(core, needed):
-            pytest.skip(f"this build has no {needed}")
-    package = Path(core.__file__).parent
+    package = Path(_core.__file__).parent
     for needed in ("static/index.html", "demo_model/config.json"):
-        if not (package / needed).is_file():
-            pytest.skip(f"this installation has no {needed}")
+        assert (package / needed).is_file(), f"this installation has no {needed}"
     return package
 
 
