@@ -13,6 +13,8 @@ pub enum Isa {
     Avx2,
     /// x86-64 with AVX-512 F, BW, DQ and VL.
     Avx512,
+    /// The same with AVX-512 VNNI.
+    Vnni,
 }
 
 impl Isa {
@@ -38,17 +40,21 @@ impl Isa {
                 && is_x86_feature_detected!("avx512vl");
             if avx2 && avx512 {
                 levels.push(Self::Avx512);
+                if is_x86_feature_detected!("avx512vnni") {
+                    levels.push(Self::Vnni);
+                }
             }
         }
         levels
     }
 
-    /// The level called `name` (`scalar`, `avx2`, `avx512`).
+    /// The level called `name` (`scalar`, `avx2`, `avx512`, `vnni`).
     pub fn parse(name: &str) -> Option<Self> {
         match name {
             "scalar" => Some(Self::Scalar),
             "avx2" => Some(Self::Avx2),
             "avx512" => Some(Self::Avx512),
+            "vnni" => Some(Self::Vnni),
             _ => None,
         }
     }
@@ -59,6 +65,7 @@ impl Isa {
             Self::Scalar => "scalar",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
+            Self::Vnni => "vnni",
         }
     }
 }

@@ -3,15 +3,17 @@
 //! Owns: run-time dispatch over instruction sets. Does not own: threads, buffers, formats.
 
 pub mod generic;
+mod int;
 mod isa;
 pub mod math;
 pub mod scalar;
 
 use crate::cpu::Isa;
-use crate::matrix::{Elements, Matrix, TILE};
+use crate::matrix::{Elements, Matrix, TILE, padded_group};
 use crate::threads::Team;
 pub use generic::{KV_BLOCK, Softmax};
 use generic::{Lanes, Rows};
+use int::IntRows;
 
 /// The kernels of one instruction set level.
 pub struct Kernels {
@@ -44,28 +46,46 @@ impl Kernels {
         if n_rows == 0 {
             return Vec::new();
         }
-        let quantized = match &w.elements {
-            Elements::Int8 { group, .. } | Elements::Int4 { group, .. } => self.quantize(x, *group),
-            _ => (Vec::new(), Vec::new()),
-        };
-        let rows = Rows { n_in: w.n_in, x, q: &quantized.0, scales: &quantized.1 };
         // Tile-major first: a thread owns whole tiles, and no two threads write into one row.
         let mut tiles = vec![[0.0f32; TILE]; w.n_tiles() * n_rows];
         let tiles_per_chunk = w.n_tiles().div_ceil(team.n_threads() * 4).next_multiple_of(4);
         let work = n_rows * w.n_in * w.n_out;
-        team.for_each_chunk(&mut tiles, tiles_per_chunk * n_rows, work, |i, out| {
-            self.table.matmul(&w.elements, i * tiles_per_chunk, rows, n_rows, out);
-        });
+        let for_each_chunk = |tiles: &mut [Lanes], f: &(dyn Fn(usize, &mut [Lanes]) + Sync)| {
+            team.for_each_chunk(tiles, tiles_per_chunk * n_rows, work, |i, out| {
+                f(i * tiles_per_chunk, out);
+            });
+        };
+        if let Elements::Int(int) = &w.elements {
+            let inputs = self.quantize(x, w.n_in, int.group);
+            for_each_chunk(&mut tiles, &|first, out| {
+                self.table.int_matmul(int, first, inputs.rows(), n_rows, out);
+            });
+        } else {
+            let rows = Rows { n_in: w.n_in, x };
+            for_each_chunk(&mut tiles, &|first, out| {
+                self.table.matmul(&w.elements, first, rows, n_rows, out);
+            });
+        }
         let mut y = vec![0.0; n_rows * w.n_out];
         scatter(&tiles, n_rows, w.n_out, &mut y);
         y
     }
 
-    fn quantize(&self, x: &[f32], group: usize) -> (Vec<i8>, Vec<f32>) {
-        let mut q = vec![0; x.len()];
-        let mut scales = vec![0.0; x.len() / group];
-        self.table.quantize_row(x, group, &mut q, &mut scales);
-        (q, scales)
+    fn quantize(&self, x: &[f32], n_in: usize, group: usize) -> Quantized {
+        let padded = padded_group(group);
+        let n_groups = x.len() / group;
+        let mut q = Quantized {
+            words: vec![0; n_groups * padded / 4],
+            scales: Vec::with_capacity(n_groups),
+            sums: Vec::with_capacity(n_groups),
+            groups: n_in / group,
+        };
+        let bytes: &mut [i8] = bytemuck::cast_slice_mut(&mut q.words);
+        for (x, bytes) in x.chunks_exact(group).zip(bytes.chunks_exact_mut(padded)) {
+            q.scales.push(self.table.quantize_group(x, &mut bytes[..group]));
+            q.sums.push(bytes.iter().map(|&v| i32::from(v)).sum());
+        }
+        q
     }
 
     /// `out[r] = rms_norm(x[r])`; `x` and `out` are `[rows][w.len()]`.
@@ -93,6 +113,20 @@ impl Kernels {
         acc: &mut [f32],
     ) {
         self.table.attend_block(q, scale, keys, values, n, state, acc);
+    }
+}
+
+/// Quantised inputs; see [`IntRows`].
+struct Quantized {
+    words: Vec<i32>,
+    scales: Vec<f32>,
+    sums: Vec<i32>,
+    groups: usize,
+}
+
+impl Quantized {
+    fn rows(&self) -> IntRows<'_> {
+        IntRows { words: &self.words, scales: &self.scales, sums: &self.sums, groups: self.groups }
     }
 }
 

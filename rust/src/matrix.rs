@@ -9,6 +9,14 @@ use crate::dtype::{Dtype, bf16_to_f32, f16_to_f32};
 /// Output rows of one tile.
 pub const TILE: usize = 16;
 
+/// Bytes of one line: 16 rows by 4 bytes, one vector register of the widest machines.
+pub const LINE: usize = 64;
+
+/// A cache line of integer weights: 16 rows side by side, 4 bytes of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
+pub struct Line(pub [[u8; 4]; TILE]);
+
 /// Elements of a matrix, tile by tile; the last tile is padded with zero rows.
 #[derive(Clone, Debug)]
 pub enum Elements {
@@ -18,24 +26,87 @@ pub enum Elements {
     F16(Vec<u16>),
     /// `[tiles][n_in][16]`, bf16 bits.
     Bf16(Vec<u16>),
-    /// Signed bytes with one scale per row and group of inputs.
-    Int8 {
-        /// `[tiles][n_in][16]`
-        q: Vec<i8>,
-        /// `[tiles][n_in / group][16]`
-        scales: Vec<f32>,
-        /// Inputs that share a scale.
-        group: usize,
-    },
-    /// Nibbles holding value + 8, with one scale per row and group of inputs.
-    Int4 {
-        /// `[tiles][n_in / 2][16]`; the low nibble is the even input.
-        q: Vec<u8>,
-        /// `[tiles][n_in / group][16]`
-        scales: Vec<f32>,
-        /// Inputs that share a scale; even.
-        group: usize,
-    },
+    /// Integers with one scale per row and group of inputs.
+    Int(IntTiles),
+}
+
+/// Integer weights. A group of inputs is padded with zeros to a multiple of 8.
+#[derive(Clone, Debug)]
+pub struct IntTiles {
+    /// How one weight is stored.
+    pub bits: Bits,
+    /// Inputs that share a scale.
+    pub group: usize,
+    /// `[tiles][groups][lines of a group]`
+    pub lines: Vec<Line>,
+    /// `[tiles][groups][16]`
+    pub scales: Scales,
+}
+
+/// How one integer weight is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bits {
+    /// Nibbles that hold value + 8. The line n of a group has inputs 8n..8n+4 in its low nibbles
+    /// and 8n+4..8n+8 in its high ones.
+    Four,
+    /// Signed bytes. The line n of a group has inputs 4n..4n+4.
+    Eight,
+}
+
+impl Bits {
+    /// Inputs that one line covers.
+    pub fn inputs_per_line(self) -> usize {
+        match self {
+            Self::Four => 8,
+            Self::Eight => 4,
+        }
+    }
+}
+
+/// Scales in the precision of their file.
+#[derive(Clone, Debug)]
+pub enum Scales {
+    /// Binary32.
+    F32(Vec<f32>),
+    /// IEEE binary16 bits.
+    F16(Vec<u16>),
+    /// bf16 bits.
+    Bf16(Vec<u16>),
+}
+
+impl Scales {
+    /// The scale at `index`.
+    pub fn get(&self, index: usize) -> f32 {
+        match self {
+            Self::F32(s) => s[index],
+            Self::F16(s) => f16_to_f32(s[index]),
+            Self::Bf16(s) => bf16_to_f32(s[index]),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::F32(s) => size_of_val(&s[..]),
+            Self::F16(s) | Self::Bf16(s) => size_of_val(&s[..]),
+        }
+    }
+}
+
+impl IntTiles {
+    /// Inputs of a group with its padding.
+    pub fn padded_group(&self) -> usize {
+        padded_group(self.group)
+    }
+
+    /// Lines of one group of one tile.
+    pub fn lines_per_group(&self) -> usize {
+        self.padded_group() / self.bits.inputs_per_line()
+    }
+}
+
+/// Inputs of a group with its padding.
+pub fn padded_group(group: usize) -> usize {
+    group.next_multiple_of(8)
 }
 
 /// A weight matrix `[n_out, n_in]` in tiles.
@@ -68,33 +139,52 @@ impl Matrix {
         Self { n_out, n_in, elements }
     }
 
-    /// Lays out quantised values `q(row, k)` of `bits` (4 or 8) bits with `scales` row-major
+    /// Lays out quantised values `q(row, k)` with `scales`, little-endian bytes of row-major
     /// `[n_out, n_in / group]`.
     ///
     /// # Panics
-    /// If `bits` is neither 4 nor 8, or `group` is odd or does not divide `n_in`.
+    /// If `group` does not divide `n_in` or `scales` is not as long as the shape says.
     pub fn from_int(
-        bits: u32,
+        bits: Bits,
         n_out: usize,
         n_in: usize,
         group: usize,
-        scales: &[f32],
+        scale_dtype: Dtype,
+        scales: &[u8],
         q: impl Fn(usize, usize) -> i8,
     ) -> Self {
-        assert!(group.is_multiple_of(2) && n_in.is_multiple_of(group), "groups divide the inputs");
+        assert!(group > 0 && n_in.is_multiple_of(group), "groups divide the inputs");
         let groups = n_in / group;
-        let scales = tiled(n_out, groups, 0.0, |row, g| scales[row * groups + g]);
-        let elements = match bits {
-            8 => Elements::Int8 { q: tiled(n_out, n_in, 0, q), scales, group },
-            4 => {
-                let nibble = |row: usize, k: usize| (q(row, k) + 8) as u8 & 15;
-                let pair = |row, k: usize| nibble(row, 2 * k) | nibble(row, 2 * k + 1) << 4;
-                // Padding rows hold the nibble of zero.
-                Elements::Int4 { q: tiled(n_out, n_in / 2, 0x88, pair), scales, group }
-            }
-            _ => panic!("integer weights have 4 or 8 bits, not {bits}"),
+        let Self { elements: scales, .. } = Self::from_plain(scale_dtype, scales, n_out, groups);
+        let scales = match scales {
+            Elements::F32(s) => Scales::F32(s),
+            Elements::F16(s) => Scales::F16(s),
+            Elements::Bf16(s) => Scales::Bf16(s),
+            Elements::Int(_) => unreachable!("from_plain gives floats"),
         };
-        Self { n_out, n_in, elements }
+        let value = |row: usize, g: usize, k: usize| {
+            if row < n_out && k < group { q(row, g * group + k) } else { 0 }
+        };
+        let per_line = bits.inputs_per_line();
+        let lines_per_group = padded_group(group) / per_line;
+        let mut lines = Vec::with_capacity(n_out.div_ceil(TILE) * groups * lines_per_group);
+        for first in (0..n_out).step_by(TILE) {
+            for g in 0..groups {
+                for k in (0..lines_per_group).map(|line| line * per_line) {
+                    lines.push(Line(std::array::from_fn(|lane| {
+                        let row = first + lane;
+                        std::array::from_fn(|i| match bits {
+                            Bits::Eight => value(row, g, k + i) as u8,
+                            Bits::Four => {
+                                let nibble = |k| (value(row, g, k) + 8) as u8 & 15;
+                                nibble(k + i) | nibble(k + 4 + i) << 4
+                            }
+                        })
+                    })));
+                }
+            }
+        }
+        Self { n_out, n_in, elements: Elements::Int(IntTiles { bits, group, lines, scales }) }
     }
 
     /// Tiles, the padded last one included.
@@ -107,8 +197,7 @@ impl Matrix {
         match &self.elements {
             Elements::F32(w) => size_of_val(&w[..]),
             Elements::F16(w) | Elements::Bf16(w) => size_of_val(&w[..]),
-            Elements::Int8 { q, scales, .. } => q.len() + size_of_val(&scales[..]),
-            Elements::Int4 { q, scales, .. } => q.len() + size_of_val(&scales[..]),
+            Elements::Int(w) => size_of_val(&w.lines[..]) + w.scales.bytes(),
         }
     }
 
@@ -118,8 +207,10 @@ impl Matrix {
             Elements::F32(_) => "f32".into(),
             Elements::F16(_) => "f16".into(),
             Elements::Bf16(_) => "bf16".into(),
-            Elements::Int8 { group, .. } => format!("int8-g{group}"),
-            Elements::Int4 { group, .. } => format!("int4-g{group}"),
+            Elements::Int(w) => match w.bits {
+                Bits::Four => format!("int4-g{}", w.group),
+                Bits::Eight => format!("int8-g{}", w.group),
+            },
         }
     }
 
@@ -131,7 +222,7 @@ impl Matrix {
             Elements::F32(w) => w[at],
             Elements::F16(w) => f16_to_f32(w[at]),
             Elements::Bf16(w) => bf16_to_f32(w[at]),
-            Elements::Int8 { .. } | Elements::Int4 { .. } => {
+            Elements::Int(_) => {
                 let (value, scale) = self.quantized(row, k);
                 value as f32 * scale
             }
@@ -143,19 +234,21 @@ impl Matrix {
     /// # Panics
     /// If the format is a float one.
     pub fn quantized(&self, row: usize, k: usize) -> (i32, f32) {
-        let (tile, lane) = (row / TILE, row % TILE);
-        let (value, scales, group) = match &self.elements {
-            Elements::Int8 { q, scales, group } => {
-                (i32::from(q[(tile * self.n_in + k) * TILE + lane]), scales, *group)
-            }
-            Elements::Int4 { q, scales, group } => {
-                let byte = q[(tile * self.n_in / 2 + k / 2) * TILE + lane];
-                let nibble = if k.is_multiple_of(2) { byte & 15 } else { byte >> 4 };
-                (i32::from(nibble) - 8, scales, *group)
-            }
-            _ => panic!("{} is not an integer format", self.format()),
+        let Elements::Int(w) = &self.elements else {
+            panic!("{} is not an integer format", self.format());
         };
-        (value, scales[(tile * (self.n_in / group) + k / group) * TILE + lane])
+        let (tile, lane) = (row / TILE, row % TILE);
+        let (g, k) = (k / w.group, k % w.group);
+        let at = tile * (self.n_in / w.group) + g;
+        let line = w.lines[at * w.lines_per_group() + k / w.bits.inputs_per_line()];
+        let value = match w.bits {
+            Bits::Eight => i32::from(line.0[lane][k % 4] as i8),
+            Bits::Four => {
+                let byte = line.0[lane][k % 4];
+                i32::from(if k % 8 < 4 { byte & 15 } else { byte >> 4 }) - 8
+            }
+        };
+        (value, w.scales.get(at * TILE + lane))
     }
 
     /// Writes row `row` `[n_in]` widened to f32, as an embedding lookup does.
@@ -205,9 +298,10 @@ mod tests {
             .flat_map(|i| f32::from(value(i / n_in, i % n_in)).to_le_bytes())
             .collect();
         let scales: Vec<f32> = (0..n_out * 2).map(|i| 0.5 + i as f32).collect();
+        let bytes: Vec<u8> = scales.iter().flat_map(|s| s.to_le_bytes()).collect();
         let f32s = Matrix::from_plain(Dtype::F32, &plain, n_out, n_in);
-        let int8 = Matrix::from_int(8, n_out, n_in, 4, &scales, value);
-        let int4 = Matrix::from_int(4, n_out, n_in, 4, &scales, value);
+        let int = |bits| Matrix::from_int(bits, n_out, n_in, 4, Dtype::F32, &bytes, value);
+        let (int8, int4) = (int(Bits::Eight), int(Bits::Four));
         for row in 0..n_out {
             for k in 0..n_in {
                 let exact = f32::from(value(row, k));
@@ -216,7 +310,8 @@ mod tests {
                 assert_eq!(int4.get(row, k), exact * scales[row * 2 + k / 4]);
             }
         }
-        assert_eq!(int4.bytes(), 2 * 16 * (8 / 2) + 2 * 2 * 16 * 4);
+        // Two tiles of two groups, each group padded to one line of nibbles.
+        assert_eq!(int4.bytes(), 2 * 2 * LINE + 2 * 2 * 16 * 4);
     }
 
     #[test]

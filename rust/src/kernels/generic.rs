@@ -26,78 +26,34 @@ impl Softmax {
     pub const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
 }
 
-/// Weights of consecutive tiles as stored, for inputs of `n_in` elements.
-pub trait Tiles: Copy {
-    /// Whether several rows at once pay: a float weight is widened once for them, whereas the
-    /// integer accumulators of several rows leave the registers.
-    const SHARES_ROWS: bool;
-
-    /// Accumulates `T` tiles from tile `first` for `R` rows of inputs, into `out` `[T][R][16]`.
-    fn accumulate<const T: usize, const R: usize>(
-        self,
-        first: usize,
-        x: Rows<'_>,
-        first_row: usize,
-        out: &mut [[Lanes; R]; T],
-    );
-}
-
-/// Inputs of a matrix product.
+/// Inputs of a product with float weights.
 #[derive(Clone, Copy)]
 pub struct Rows<'a> {
     /// Elements of one row.
     pub n_in: usize,
-    /// `[rows][n_in]`, for float weights.
+    /// `[rows][n_in]`
     pub x: &'a [f32],
-    /// `[rows][n_in]`, for integer weights.
-    pub q: &'a [i8],
-    /// `[rows][n_in / group]`, for integer weights.
-    pub scales: &'a [f32],
 }
 
 /// Float weights `[tiles][n_in][16]` widened by `W`.
 #[derive(Clone, Copy)]
 pub struct Plain<'a, E, W>(pub &'a [E], pub W);
 
-/// Signed bytes; see `Elements::Int8`.
-#[derive(Clone, Copy)]
-pub struct Int8<'a> {
-    /// `[tiles][n_in][16]`
-    pub q: &'a [i8],
-    /// `[tiles][n_in / group][16]`
-    pub scales: &'a [f32],
-    /// Inputs that share a scale.
-    pub group: usize,
-}
-
-/// Nibbles; see `Elements::Int4`.
-#[derive(Clone, Copy)]
-pub struct Int4<'a> {
-    /// `[tiles][n_in / 2][16]`
-    pub q: &'a [u8],
-    /// `[tiles][n_in / group][16]`
-    pub scales: &'a [f32],
-    /// Inputs that share a scale.
-    pub group: usize,
-}
-
 #[inline(always)]
 fn lanes<T>(elements: &[T], at: usize) -> &[T; TILE] {
     elements[at * TILE..(at + 1) * TILE].try_into().expect("a slice of 16 elements")
 }
 
-impl<E: Copy, W: Fn(E) -> f32 + Copy> Tiles for Plain<'_, E, W> {
-    const SHARES_ROWS: bool = true;
-
-    /// One chain of fused multiply-adds per output, inputs ascending.
+impl<E: Copy, W: Fn(E) -> f32 + Copy> Plain<'_, E, W> {
+    /// `T` tiles from tile `first` for `R` rows of inputs: one chain of fused multiply-adds per
+    /// output, inputs ascending.
     #[inline(always)]
     fn accumulate<const T: usize, const R: usize>(
         self,
         first: usize,
         x: Rows<'_>,
         first_row: usize,
-        out: &mut [[Lanes; R]; T],
-    ) {
+    ) -> [[Lanes; R]; T] {
         let n_in = x.n_in;
         let rows: [&[f32]; R] =
             std::array::from_fn(|r| &x.x[(first_row + r) * n_in..(first_row + r + 1) * n_in]);
@@ -116,164 +72,57 @@ impl<E: Copy, W: Fn(E) -> f32 + Copy> Tiles for Plain<'_, E, W> {
                 }
             }
         }
-        *out = acc;
-    }
-}
-
-/// Exact integer dots of each group, then one chain of fused multiply-adds over the groups.
-///
-/// `dot(tile, group, x)` takes the group's inputs of `R` rows, so that weights are unpacked once.
-#[inline(always)]
-fn accumulate_groups<const T: usize, const R: usize>(
-    scales: &[f32],
-    group: usize,
-    first: usize,
-    x: Rows<'_>,
-    first_row: usize,
-    out: &mut [[Lanes; R]; T],
-    dot: impl Fn(usize, usize, [&[i8]; R]) -> [[i32; TILE]; R],
-) {
-    let groups = x.n_in / group;
-    for (t, rows) in out.iter_mut().enumerate() {
-        let mut sums = [[0.0f32; TILE]; R];
-        for g in 0..groups {
-            let x_group: [&[i8]; R] =
-                std::array::from_fn(|r| &x.q[(first_row + r) * x.n_in + g * group..][..group]);
-            let d = dot(first + t, g, x_group);
-            let w_scale = lanes(scales, (first + t) * groups + g);
-            for r in 0..R {
-                let x_scale = x.scales[(first_row + r) * groups + g];
-                for l in 0..TILE {
-                    sums[r][l] = (d[r][l] as f32).mul_add(w_scale[l] * x_scale, sums[r][l]);
-                }
-            }
-        }
-        *rows = sums;
-    }
-}
-
-impl Tiles for Int8<'_> {
-    const SHARES_ROWS: bool = false;
-
-    #[inline(always)]
-    fn accumulate<const T: usize, const R: usize>(
-        self,
-        first: usize,
-        x: Rows<'_>,
-        first_row: usize,
-        out: &mut [[Lanes; R]; T],
-    ) {
-        let dot = |tile: usize, g: usize, x_group: [&[i8]; R]| {
-            let at = tile * x.n_in + g * self.group;
-            let mut d = [[0i32; TILE]; R];
-            for k in 0..self.group {
-                let w = lanes(self.q, at + k).map(i32::from);
-                for r in 0..R {
-                    let xk = i32::from(x_group[r][k]);
-                    for l in 0..TILE {
-                        d[r][l] += w[l] * xk;
-                    }
-                }
-            }
-            d
-        };
-        accumulate_groups(self.scales, self.group, first, x, first_row, out, dot);
-    }
-}
-
-impl Tiles for Int4<'_> {
-    const SHARES_ROWS: bool = false;
-
-    #[inline(always)]
-    fn accumulate<const T: usize, const R: usize>(
-        self,
-        first: usize,
-        x: Rows<'_>,
-        first_row: usize,
-        out: &mut [[Lanes; R]; T],
-    ) {
-        let dot = |tile: usize, g: usize, x_group: [&[i8]; R]| {
-            let at = tile * (x.n_in / 2) + g * (self.group / 2);
-            let mut d = [[0i32; TILE]; R];
-            for k in 0..self.group / 2 {
-                let w = lanes(self.q, at + k);
-                let low = w.map(|w| i32::from(w & 15) - 8);
-                let high = w.map(|w| i32::from(w >> 4) - 8);
-                for r in 0..R {
-                    let even = i32::from(x_group[r][2 * k]);
-                    let odd = i32::from(x_group[r][2 * k + 1]);
-                    for l in 0..TILE {
-                        d[r][l] += low[l] * even + high[l] * odd;
-                    }
-                }
-            }
-            d
-        };
-        accumulate_groups(self.scales, self.group, first, x, first_row, out, dot);
+        acc
     }
 }
 
 /// Products of `n_rows` inputs with the tiles `first..first + n`, into `out` `[n][n_rows][16]`.
 #[inline(always)]
-pub fn matmul<W: Tiles>(w: W, first: usize, x: Rows<'_>, n_rows: usize, out: &mut [Lanes]) {
+pub fn matmul<E: Copy, W: Fn(E) -> f32 + Copy>(
+    w: Plain<'_, E, W>,
+    first: usize,
+    x: Rows<'_>,
+    n_rows: usize,
+    out: &mut [Lanes],
+) {
     let n_tiles = out.len() / n_rows;
-    if n_rows == 1 || !W::SHARES_ROWS {
+    if n_rows == 1 {
         // Several tiles in flight hide the latency of each chain.
-        let mut t = 0;
-        while t + 4 <= n_tiles {
-            for r in 0..n_rows {
-                let mut acc = [[[0.0; TILE]; 1]; 4];
-                w.accumulate(first + t, x, r, &mut acc);
-                for (i, [from]) in acc.into_iter().enumerate() {
-                    out[(t + i) * n_rows + r] = from;
-                }
-            }
-            t += 4;
+        let whole = n_tiles / 4 * 4;
+        for t in (0..whole).step_by(4) {
+            out[t..t + 4].copy_from_slice(w.accumulate::<4, 1>(first + t, x, 0).as_flattened());
         }
-        while t < n_tiles {
-            for r in 0..n_rows {
-                let mut acc = [[[0.0; TILE]; 1]; 1];
-                w.accumulate(first + t, x, r, &mut acc);
-                out[t * n_rows + r] = acc[0][0];
-            }
-            t += 1;
+        for t in whole..n_tiles {
+            out[t] = w.accumulate::<1, 1>(first + t, x, 0)[0][0];
         }
         return;
     }
     for (t, out) in out.chunks_exact_mut(n_rows).enumerate() {
-        let mut r = 0;
-        while r + 4 <= n_rows {
-            let mut acc = [[[0.0; TILE]; 4]; 1];
-            w.accumulate(first + t, x, r, &mut acc);
-            out[r..r + 4].copy_from_slice(&acc[0]);
-            r += 4;
+        let whole = n_rows / 4 * 4;
+        for r in (0..whole).step_by(4) {
+            out[r..r + 4].copy_from_slice(&w.accumulate::<1, 4>(first + t, x, r)[0]);
         }
-        while r < n_rows {
-            let mut acc = [[[0.0; TILE]; 1]; 1];
-            w.accumulate(first + t, x, r, &mut acc);
-            out[r] = acc[0][0];
-            r += 1;
+        for r in whole..n_rows {
+            out[r] = w.accumulate::<1, 1>(first + t, x, r)[0][0];
         }
     }
 }
 
-/// Quantises `x` to signed bytes with one scale per `group`: amax / 127, ties to even.
+/// Quantises a group `x` to signed bytes: amax / 127, ties to even. Returns the scale.
 ///
-/// A NaN or infinity in a group makes its scale NaN or infinite, so it cannot vanish.
+/// A NaN or infinity makes the scale NaN or infinite, so it cannot vanish.
 #[inline(always)]
-pub fn quantize_row(x: &[f32], group: usize, q: &mut [i8], scales: &mut [f32]) {
-    for ((x, q), scale) in x.chunks_exact(group).zip(q.chunks_exact_mut(group)).zip(scales) {
-        let mut bits = 0u32;
-        for &v in x {
-            bits = bits.max(v.to_bits() & 0x7fff_ffff);
-        }
-        let amax = f32::from_bits(bits);
-        *scale = amax / 127.0;
-        let inverse = if amax > 0.0 { 127.0 / amax } else { 0.0 };
-        for (q, &v) in q.iter_mut().zip(x) {
-            *q = (v * inverse).round_ties_even() as i8;
-        }
+pub fn quantize_group(x: &[f32], q: &mut [i8]) -> f32 {
+    let mut bits = 0u32;
+    for &v in x {
+        bits = bits.max(v.to_bits() & 0x7fff_ffff);
     }
+    let amax = f32::from_bits(bits);
+    let inverse = if amax > 0.0 { 127.0 / amax } else { 0.0 };
+    for (q, &v) in q.iter_mut().zip(x) {
+        *q = (v * inverse).round_ties_even() as i8;
+    }
+    amax / 127.0
 }
 
 /// Adds 16 partial sums pairwise: 8 and 8, then 4 and 4, 2 and 2, 1 and 1.
@@ -334,7 +183,7 @@ pub fn attend_block(
     let mut p = [f32::NEG_INFINITY; KV_BLOCK];
     let n_tiles = n.div_ceil(TILE);
     let keys = Plain(keys, |k: f32| k);
-    let rows = Rows { n_in: q.len(), x: q, q: &[], scales: &[] };
+    let rows = Rows { n_in: q.len(), x: q };
     let mut scores = [[0.0f32; TILE]; KV_BLOCK / TILE];
     matmul(keys, 0, rows, 1, &mut scores[..n_tiles]);
     let mut block_max = f32::NEG_INFINITY;

@@ -1,13 +1,15 @@
 //! The generic kernels compiled for each instruction set, behind one table of function pointers.
 
-use super::generic::{self, Int4, Int8, Lanes, Plain, Rows, Softmax};
+use super::generic::{self, Lanes, Plain, Rows, Softmax};
+use super::int::{self, IntRows};
 use crate::cpu::Isa;
-use crate::matrix::Elements;
+use crate::matrix::{Elements, IntTiles};
 
 /// Entry points of one level; each is safe to call only on a CPU that has the level.
 pub struct Table {
     matmul: unsafe fn(&Elements, usize, Rows<'_>, usize, &mut [Lanes]),
-    quantize_row: unsafe fn(&[f32], usize, &mut [i8], &mut [f32]),
+    int_matmul: unsafe fn(&IntTiles, usize, IntRows<'_>, usize, &mut [Lanes]),
+    quantize_group: unsafe fn(&[f32], &mut [i8]) -> f32,
     rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
     silu_mul: unsafe fn(&mut [f32], &[f32]),
     attend_block: unsafe fn(&[f32], f32, &[f32], &[f32], usize, &mut Softmax, &mut [f32]),
@@ -23,21 +25,23 @@ fn matmul(w: &Elements, first: usize, x: Rows<'_>, n_rows: usize, out: &mut [Lan
         Elements::Bf16(w) => {
             generic::matmul(Plain(w, crate::dtype::bf16_to_f32), first, x, n_rows, out);
         }
-        Elements::Int8 { q, scales, group } => {
-            generic::matmul(Int8 { q, scales, group: *group }, first, x, n_rows, out);
-        }
-        Elements::Int4 { q, scales, group } => {
-            generic::matmul(Int4 { q, scales, group: *group }, first, x, n_rows, out);
-        }
+        Elements::Int(_) => unreachable!("integer weights have kernels of their own"),
     }
 }
 
 macro_rules! level {
-    ($name:ident $(, $feature:literal)*) => {
+    ($name:ident, $int_matmul:path $(, $feature:literal)*) => {
         mod $name {
-            use super::{Elements, Lanes, Rows, Softmax, Table, generic};
+            use super::{Elements, Lanes, Rows, Softmax, Table, generic, int};
 
-            pub const TABLE: Table = Table { matmul, quantize_row, rms_norm, silu_mul, attend_block };
+            pub const TABLE: Table = Table {
+                matmul,
+                int_matmul: $int_matmul,
+                quantize_group,
+                rms_norm,
+                silu_mul,
+                attend_block,
+            };
 
             $(#[target_feature(enable = $feature)])*
             fn matmul(w: &Elements, first: usize, x: Rows<'_>, n_rows: usize, out: &mut [Lanes]) {
@@ -45,8 +49,8 @@ macro_rules! level {
             }
 
             $(#[target_feature(enable = $feature)])*
-            fn quantize_row(x: &[f32], group: usize, q: &mut [i8], scales: &mut [f32]) {
-                generic::quantize_row(x, group, q, scales);
+            fn quantize_group(x: &[f32], q: &mut [i8]) -> f32 {
+                generic::quantize_group(x, q)
             }
 
             $(#[target_feature(enable = $feature)])*
@@ -75,11 +79,11 @@ macro_rules! level {
     };
 }
 
-level!(baseline);
+level!(baseline, int::portable);
 #[cfg(target_arch = "x86_64")]
-level!(avx2, "avx2,fma,f16c");
+level!(avx2, int::avx2, "avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
-level!(avx512, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl");
+level!(avx512, int::avx512, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl");
 
 /// The table of `isa`, which the caller has checked to be available.
 pub fn table(isa: Isa) -> Table {
@@ -88,6 +92,8 @@ pub fn table(isa: Isa) -> Table {
         Isa::Avx2 => avx2::TABLE,
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => avx512::TABLE,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Vnni => Table { int_matmul: int::vnni, ..avx512::TABLE },
         _ => baseline::TABLE,
     }
 }
@@ -106,9 +112,21 @@ impl Table {
         unsafe { (self.matmul)(w, first, x, n_rows, out) }
     }
 
-    pub fn quantize_row(&self, x: &[f32], group: usize, q: &mut [i8], scales: &mut [f32]) {
+    pub fn int_matmul(
+        &self,
+        w: &IntTiles,
+        first: usize,
+        x: IntRows<'_>,
+        n_rows: usize,
+        out: &mut [Lanes],
+    ) {
         // SAFETY: as above.
-        unsafe { (self.quantize_row)(x, group, q, scales) }
+        unsafe { (self.int_matmul)(w, first, x, n_rows, out) }
+    }
+
+    pub fn quantize_group(&self, x: &[f32], q: &mut [i8]) -> f32 {
+        // SAFETY: as above.
+        unsafe { (self.quantize_group)(x, q) }
     }
 
     pub fn rms_norm(&self, x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {

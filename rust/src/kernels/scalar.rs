@@ -9,7 +9,7 @@ use crate::matrix::{Elements, Matrix};
 /// `y[row] = sum over k of w[row][k] * x[k]`, for one input row.
 pub fn matvec(w: &Matrix, x: &[f32]) -> Vec<f32> {
     match &w.elements {
-        Elements::Int8 { group, .. } | Elements::Int4 { group, .. } => int_matvec(w, *group, x),
+        Elements::Int(tiles) => int_matvec(w, tiles.group, x),
         _ => (0..w.n_out)
             .map(|row| (0..w.n_in).fold(0.0f32, |acc, k| w.get(row, k).mul_add(x[k], acc)))
             .collect(),

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::dtype::Dtype;
+use crate::matrix::Bits;
 
 /// A small generator with a fixed sequence; values of mixed magnitude and sign.
 struct Random(u64);
@@ -46,14 +47,33 @@ fn plain(random: &mut Random, dtype: Dtype, n_out: usize, n_in: usize) -> Matrix
     Matrix::from_plain(dtype, &bytes, n_out, n_in)
 }
 
-fn int(random: &mut Random, bits: u32, n_out: usize, n_in: usize, group: usize) -> Matrix {
-    let scales = random.floats(n_out * n_in / group);
-    let half = 1 << (bits - 1);
+fn int(
+    random: &mut Random,
+    bits: Bits,
+    scale_dtype: Dtype,
+    (n_out, n_in): (usize, usize),
+    group: usize,
+) -> Matrix {
+    let scales: Vec<u8> = random
+        .floats(n_out * n_in / group)
+        .into_iter()
+        .flat_map(|x| match scale_dtype {
+            Dtype::F32 => x.to_le_bytes().to_vec(),
+            Dtype::F16 => half::f16::from_f32(x).to_le_bytes().to_vec(),
+            Dtype::Bf16 => half::bf16::from_f32(x).to_le_bytes().to_vec(),
+        })
+        .collect();
+    let half = if bits == Bits::Four { 8 } else { 128 };
+    // Every fourth weight is extreme: that is where narrow sums would overflow.
     let q: Vec<i8> = (0..n_out * n_in)
-        .map(|_| (random.next() % (2 * half)) as i32 - half as i32)
+        .map(|i| match (i % 4, random.next() % 2) {
+            (0, 0) => -half,
+            (0, _) => half - 1,
+            _ => (random.next() % (2 * half as u32)) as i32 - half,
+        })
         .map(|v| v as i8)
         .collect();
-    Matrix::from_int(bits, n_out, n_in, group, &scales, |row, k| q[row * n_in + k])
+    Matrix::from_int(bits, n_out, n_in, group, scale_dtype, &scales, |row, k| q[row * n_in + k])
 }
 
 #[test]
@@ -61,19 +81,20 @@ fn products_equal_scalar_bit_for_bit() {
     let team = Team::new(2);
     every_isa(|kernels| {
         let mut random = Random(1);
-        for (n_out, n_in) in [(1, 1), (16, 32), (17, 33), (100, 64), (129, 128)] {
+        for (n_out, n_in) in [(1, 1), (16, 32), (17, 36), (100, 64), (129, 128), (33, 1024)] {
             let mut matrices: Vec<Matrix> = [Dtype::F32, Dtype::F16, Dtype::Bf16]
                 .into_iter()
                 .map(|dtype| plain(&mut random, dtype, n_out, n_in))
                 .collect();
-            if n_in % 32 == 0 {
-                for bits in [4, 8] {
-                    matrices.push(int(&mut random, bits, n_out, n_in, 32));
-                    matrices.push(int(&mut random, bits, n_out, n_in, n_in));
+            let groups = [1, 2, 12, 32, 64, n_in].into_iter().filter(|g| n_in.is_multiple_of(*g));
+            for (i, group) in groups.enumerate() {
+                let dtype = [Dtype::F32, Dtype::F16, Dtype::Bf16][i % 3];
+                for bits in [Bits::Four, Bits::Eight] {
+                    matrices.push(int(&mut random, bits, dtype, (n_out, n_in), group));
                 }
             }
             for w in matrices {
-                for n_rows in [1, 2, 4, 5, 11] {
+                for n_rows in [1, 2, 3, 4, 5, 8, 11, 17] {
                     let x = random.floats(n_rows * n_in);
                     let scalar: Vec<f32> =
                         x.chunks(n_in).flat_map(|x| scalar::matvec(&w, x)).collect();
@@ -104,7 +125,7 @@ fn a_large_product_is_the_same_on_any_number_of_threads() {
 #[test]
 fn a_value_that_is_not_finite_is_never_quantised_away() {
     let mut random = Random(3);
-    let w = int(&mut random, 8, 16, 64, 32);
+    let w = int(&mut random, Bits::Eight, Dtype::F32, (16, 64), 32);
     every_isa(|kernels| {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut x = vec![1.0; 64];

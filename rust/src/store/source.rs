@@ -3,7 +3,7 @@
 use super::{Catalog, Tensor};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::matrix::{Matrix, TILE};
+use crate::matrix::{Bits, LINE, Matrix, TILE, padded_group};
 
 /// Largest number of elements one matrix may have; a cap on allocations that files can cause.
 const MAX_ELEMENTS: usize = 1 << 34;
@@ -22,7 +22,7 @@ enum Form {
     Plain { dtype: Dtype, weight: Tensor },
     /// compressed-tensors "pack-quantized": signed integers offset to unsigned, packed into
     /// little-endian 32-bit words from the lowest bits up, with one scale per group of inputs.
-    Packed { bits: u32, group: usize, words: Tensor, scale_dtype: Dtype, scales: Tensor },
+    Packed { bits: Bits, group: usize, words: Tensor, scale_dtype: Dtype, scales: Tensor },
 }
 
 impl MatrixSource {
@@ -57,9 +57,9 @@ impl MatrixSource {
         let words = catalog.require(&packed_name)?;
         let scales = catalog.require(&scale_name)?;
         let refuse = |reason: String| Error::bad_file(catalog.path_of(words), reason);
-        let bits = [4u32, 8].into_iter().find(|bits| {
-            words.shape == [n_out, n_in * *bits as usize / 32]
-                && (n_in * *bits as usize).is_multiple_of(32)
+        let bits = [(4, Bits::Four), (8, Bits::Eight)].into_iter().find_map(|(n, bits)| {
+            let fits = words.shape == [n_out, n_in * n / 32] && (n_in * n).is_multiple_of(32);
+            fits.then_some(bits)
         });
         let Some(bits) = bits.filter(|_| words.dtype == safetensors::Dtype::I32) else {
             return Err(refuse(format!(
@@ -72,9 +72,6 @@ impl MatrixSource {
             _ => return Err(refuse(format!("tensor {scale_name} has shape {:?}", scales.shape))),
         };
         let group = n_in / groups;
-        if !group.is_multiple_of(2) {
-            return Err(refuse(format!("{name}: groups of {group} inputs are not supported")));
-        }
         check_shape(catalog, &format!("{name}.weight_shape"), [n_out, n_in])?;
         for unsupported in ["weight_zero_point", "weight_g_idx"] {
             if catalog.get(&format!("{name}.{unsupported}")).is_some() {
@@ -106,8 +103,10 @@ impl MatrixSource {
         let rows = self.n_out.next_multiple_of(TILE);
         match &self.form {
             Form::Plain { dtype, .. } => rows * self.n_in * dtype.bytes(),
-            Form::Packed { bits, group, .. } => {
-                rows * self.n_in * *bits as usize / 8 + rows * (self.n_in / group) * 4
+            Form::Packed { bits, group, scale_dtype, .. } => {
+                let lines = padded_group(*group) / bits.inputs_per_line();
+                let groups = rows / TILE * (self.n_in / group);
+                groups * (lines * LINE + TILE * scale_dtype.bytes())
             }
         }
     }
@@ -121,7 +120,8 @@ impl MatrixSource {
     pub fn format(&self) -> String {
         match &self.form {
             Form::Plain { dtype, .. } => dtype.name().into(),
-            Form::Packed { bits, group, .. } => format!("int{bits}-g{group}"),
+            Form::Packed { bits: Bits::Four, group, .. } => format!("int4-g{group}"),
+            Form::Packed { bits: Bits::Eight, group, .. } => format!("int8-g{group}"),
         }
     }
 
@@ -135,19 +135,18 @@ impl MatrixSource {
                 Ok(Matrix::from_plain(*dtype, &catalog.read(weight)?, self.n_out, self.n_in))
             }
             Form::Packed { bits, group, words, scale_dtype, scales } => {
-                let scales = crate::dtype::widen(*scale_dtype, &catalog.read(scales)?);
+                let (dtype, scales) = (*scale_dtype, catalog.read(scales)?);
                 let bytes = catalog.read(words)?;
-                let row_bytes = self.n_in * *bits as usize / 8;
+                let row_bytes = bytes.len() / self.n_out;
                 // Little-endian words packed from the low bits up are little-endian bytes.
-                let q = |row: usize, k: usize| {
-                    if *bits == 8 {
-                        bytes[row * row_bytes + k].wrapping_sub(128) as i8
-                    } else {
+                let q = |row: usize, k: usize| match bits {
+                    Bits::Eight => bytes[row * row_bytes + k].wrapping_sub(128) as i8,
+                    Bits::Four => {
                         let byte = bytes[row * row_bytes + k / 2];
                         (if k.is_multiple_of(2) { byte & 15 } else { byte >> 4 }) as i8 - 8
                     }
                 };
-                Ok(Matrix::from_int(*bits, self.n_out, self.n_in, *group, &scales, q))
+                Ok(Matrix::from_int(*bits, self.n_out, self.n_in, *group, dtype, &scales, q))
             }
         }
     }
