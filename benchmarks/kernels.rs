@@ -119,14 +119,21 @@ fn main() {
         let Elements::Int(tiles) = &w.elements else { unreachable!("just built") };
         let bytes = w.bytes() as f64;
         let x: Vec<f32> = (0..N_IN).map(|i| (i % 17) as f32 - 8.0).collect();
-        let (mut ratios, mut rates) = (vec![Vec::new(); levels.len()], vec![Vec::new(); levels.len()]);
+        let (mut ratios, mut rates) =
+            (vec![Vec::new(); levels.len()], vec![Vec::new(); levels.len()]);
         let mut ceilings = Vec::new();
         for _ in 0..rounds {
             let n_bytes = (tiles.lines.len() * LINE) as f64;
-            let ceiling = n_bytes / timed(|| { black_box(read(black_box(&tiles.lines))); });
+            let ceiling = n_bytes
+                / timed(|| {
+                    black_box(read(black_box(&tiles.lines)));
+                });
             ceilings.push(ceiling / 1e9);
             for (i, kernels) in levels.iter().enumerate() {
-                let rate = bytes / timed(|| { black_box(kernels.matmul(&team, &w, black_box(&x))); });
+                let rate = bytes
+                    / timed(|| {
+                        black_box(kernels.matmul(&team, &w, black_box(&x)));
+                    });
                 rates[i].push(rate / 1e9);
                 ratios[i].push(rate / ceiling);
             }

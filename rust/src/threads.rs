@@ -3,37 +3,47 @@
 //! Owns: how work is spread. Does not own: the order of any sum, which is fixed inside one item,
 //! so that the number of threads never changes a result.
 
-use rayon::prelude::*;
+mod workers;
+
+use std::sync::{Mutex, PoisonError};
+
+use workers::Workers;
 
 /// Multiply-adds below which handing work to other threads costs more than it saves.
-const MIN_WORK: usize = 1 << 18;
+const MIN_WORK: usize = 1 << 17;
 
-/// A fixed set of worker threads.
+/// A fixed set of threads, the caller among them.
 pub struct Team {
-    pool: Option<rayon::ThreadPool>,
+    /// One caller at a time.
+    workers: Option<Mutex<Workers>>,
     n_threads: usize,
 }
 
 impl Team {
-    /// Starts `n_threads` workers; one thread means that everything runs on the caller.
+    /// Starts `n_threads - 1` workers; one thread means that everything runs on the caller.
     ///
     /// # Panics
     /// If the system refuses to start threads.
     pub fn new(n_threads: usize) -> Self {
         let n_threads = n_threads.max(1);
-        let pool = (n_threads > 1).then(|| {
-            rayon::ThreadPoolBuilder::new()
-                .num_threads(n_threads)
-                .thread_name(|i| format!("colibri-{i}"))
-                .build()
-                .expect("the system starts worker threads")
-        });
-        Self { pool, n_threads }
+        let workers = (n_threads > 1).then(|| Mutex::new(Workers::new(n_threads - 1)));
+        Self { workers, n_threads }
     }
 
     /// Number of threads that work at the same time.
     pub fn n_threads(&self) -> usize {
         self.n_threads
+    }
+
+    /// Calls `f` with each of `0..n`, on several threads if `work` is worth it.
+    fn run(&self, n: usize, work: usize, f: &(dyn Fn(usize) + Sync)) {
+        match &self.workers {
+            Some(workers) if work >= MIN_WORK && n > 1 => {
+                // A panic of `f` leaves the workers idle and whole.
+                workers.lock().unwrap_or_else(PoisonError::into_inner).run(n, f);
+            }
+            _ => (0..n).for_each(f),
+        }
     }
 
     /// Calls `f(i, chunk)` for each chunk of `chunk_len` elements of `out`, on several threads if
@@ -45,12 +55,11 @@ impl Team {
         work: usize,
         f: impl Fn(usize, &mut [T]) + Sync,
     ) {
-        match &self.pool {
-            Some(pool) if work >= MIN_WORK && out.len() > chunk_len => pool.install(|| {
-                out.par_chunks_mut(chunk_len).enumerate().for_each(|(i, chunk)| f(i, chunk));
-            }),
-            _ => out.chunks_mut(chunk_len).enumerate().for_each(|(i, chunk)| f(i, chunk)),
-        }
+        let chunks: Vec<Mutex<&mut [T]>> = out.chunks_mut(chunk_len).map(Mutex::new).collect();
+        self.run(chunks.len(), work, &|i| {
+            let mut chunk = chunks[i].lock().unwrap_or_else(PoisonError::into_inner);
+            f(i, &mut chunk);
+        });
     }
 
     /// Calls `f` on each item, on several threads if `work` (multiply-adds in all, or the largest
@@ -61,17 +70,19 @@ impl Team {
         work: usize,
         f: impl Fn(&T) -> R + Sync,
     ) -> Vec<R> {
-        match &self.pool {
-            Some(pool) if work >= MIN_WORK && items.len() > 1 => {
-                pool.install(|| items.par_iter().with_max_len(1).map(&f).collect())
-            }
-            _ => items.iter().map(f).collect(),
-        }
+        let mut results: Vec<Option<R>> = Vec::new();
+        results.resize_with(items.len(), || None);
+        self.for_each_chunk(&mut results, 1, work, |i, result| result[0] = Some(f(&items[i])));
+        results.into_iter().map(|result| result.expect("every item was done")).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -95,5 +106,38 @@ mod tests {
             Team::new(3).map(&items, usize::MAX, |x| x * x),
             items.iter().map(|x| x * x).collect::<Vec<_>>()
         );
+    }
+
+    #[test]
+    fn many_short_jobs_neither_lose_nor_repeat_an_item() {
+        let team = Team::new(4);
+        let done = AtomicUsize::new(0);
+        for job in 0..20_000 {
+            let items = job % 7;
+            team.run(items, usize::MAX, &|_| {
+                done.fetch_add(1, Ordering::Relaxed);
+            });
+            // Workers asleep, spinning, and on their way to sleep meet the next job.
+            if job % 1000 == 0 {
+                std::thread::sleep(Duration::from_micros(90 + job as u64 / 1000));
+            }
+        }
+        assert_eq!(done.into_inner(), (0..20_000).map(|job| job % 7).sum::<usize>());
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_team_goes_on() {
+        let team = Team::new(3);
+        for _ in 0..50 {
+            let done = AtomicUsize::new(0);
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                team.run(20, usize::MAX, &|i| {
+                    assert!(i != 7, "item seven");
+                    done.fetch_add(1, Ordering::Relaxed);
+                });
+            }));
+            assert!(result.is_err());
+            assert_eq!(done.into_inner(), 19);
+        }
     }
 }
