@@ -22,10 +22,13 @@ PERF = b"PERF 1 1.000000 0.000000 0.000000 0.500000 0.100000 0.000000 0.100000\n
 PROF = b"PROF 1.000 4 3 0.000 -0.000 0.500 0.100 0.100 9\n"
 HANDSHAKE = READY + b"STAT 0 0.00 0.0 0.01\n" + HWINFO + GPUS + TIERS + EMAP
 BLOCK = HWINFO + PERF + ENTROPY + GPUS + TIERS + EMAP + HITS
+C3A9 = b"TOPK 1 2 -0.1000 c3a9 -3.0000 -\n"
 ANSWER = (
-    b"ACCEPT 1 4\nPREFILL 1 0 4\nPREFILL 1 4 4\n"
-    b"DATA 1 2\n\xc3\xa9\nTOPK 1 2 -0.1000 c3a9 -3.0000 -\n"
-    b"DATA 1 0\n\nTOPK 1 2 -0.5000 41 -0.5000 42\n" + HITS + b"REPIN 1 2 0 -1\n"
+    b"ACCEPT 1 4\nPREFILL 1 0 4\nPREFILL 1 4 4\nDATA 1 2\n\xc3\xa9\n"
+    + C3A9
+    + b"DATA 1 0\n\nTOPK 1 2 -0.5000 41 -0.5000 42\n"
+    + HITS
+    + b"REPIN 1 2 0 -1\n"
     b"DATA 1 2\n\xff\xc3\nTOPK 1 2 -0.1000 ff -0.2000 fe\n" + BLOCK
 )
 SUBMIT = b"SUBMIT 1 0 7 3 0 1 topk=2\nDONE 1\n\n"
@@ -157,7 +160,12 @@ FAULTS = [
     ("prefill", 1, b"DATA 1 0", b"PREFILL 1 4 4\nDATA 1 0"),
     ("length-limited", 1, b"0.01 4 1", b"0.01 4 0"),
     ("length-limited", 3, b"0.01 2 0", b"0.01 2 1"),
-    ("utf8", 1, b"\n\xc3\xa9\n", b"\na\xc3\n"),
+    (
+        "utf8",
+        1,
+        b"2\n\xc3\xa9\n" + C3A9 + b"DATA 1 0\n\n",
+        b"1\n\xc3\n" + C3A9 + b"DATA 1 1\n\xa9\n",
+    ),
     ("topk-place", 1, b"TOPK 1 2 -0.1000 c3a9 -3.0000 -\n", b""),
     ("topk-place", 1, b"TOPK 1 2 -0.1000 c3", b"REPIN 1 2 0 -1\nTOPK 1 2 -0.1000 c3"),
     ("topk-place", 2, b"\nx\n", b"\nx\nTOPK 2 5" + 5 * b" -1.0000 41" + b"\nDATA 2 1\nx\n"),
@@ -327,3 +335,20 @@ def test_splits_do_not_matter(data: st.DataObject) -> None:
     assert {k: n for k, n in monitor.exercised.items() if k not in one_piece} == {
         k: n for k, n in whole.exercised.items() if k not in one_piece
     }
+
+
+@pytest.mark.parametrize(
+    ("payloads", "kept"),
+    [
+        ([b"\xe3", b"\xe3\x81\x82"], True),  # the first byte began nothing, as the second shows
+        ([b"\xe3", b"", b"a"], True),
+        ([b"\xe3\x81", b"\x82"], False),
+        ([b"\xe3", b"", b"\x81\x82"], False),
+        ([b"a\xf0\x9f", b"\x90"], False),
+        ([b"\xe3\x81"], True),
+    ],
+)
+def test_no_character_is_cut(payloads: list[bytes], kept: bool) -> None:
+    data = b"".join(b"DATA 1 %d\n%s\n" % (len(payload), payload) for payload in payloads)
+    answer = b"ACCEPT 1 2\nPREFILL 1 0 2\n" + data
+    assert ("utf8" in broken(watch([GOOD[0], (b"SUBMIT 1 0 1 9 0 1\nx\n", answer)]))) is not kept

@@ -22,7 +22,7 @@ class Turn:
         self.prefilled: int | None = None
         self.data = 0
         self.data_without_hits = 0
-        self.ends_within_character = False
+        self.begun_character = b""
 
 
 class Turns:
@@ -134,8 +134,9 @@ class Turns:
             check("prefill", turn.prefilled is not None, "DATA without PREFILL", raw)
         if turn.data > 0:
             detail = "the DATA before this one ended within a character"
-            check("utf8", not turn.ends_within_character, detail, raw)
-        turn.ends_within_character = _ends_within_character(data)
+            check("utf8", not _continues(turn.begun_character, data), detail, raw)
+        if data:
+            turn.begun_character = _begun_character(data)
         turn.data += 1
         turn.data_without_hits += 1
         if self._wire != "upstream" and turn.data_without_hits > DATA_WITHOUT_HITS:
@@ -196,12 +197,28 @@ class Turns:
         return min(submit.max_tokens, self._ctx - int(fields["prompt_tokens"]))
 
 
-def _ends_within_character(data: bytes) -> bool:
-    """Whether the last bytes begin a character and lack the rest of it."""
+def _begun_character(data: bytes) -> bytes:
+    """The last bytes, if they begin a character and lack the rest of it."""
     for length in range(1, min(3, len(data)) + 1):
-        try:
-            data[-length:].decode()
-        except UnicodeDecodeError as error:
-            if error.start == 0 and error.reason == "unexpected end of data":
-                return True
+        if _is_begun(data[-length:]):
+            return data[-length:]
+    return b""
+
+
+def _continues(begun: bytes, data: bytes) -> bool:
+    """Whether ``data`` goes on with a character; else what began it was no text."""
+    if not begun or not data:
+        return False
+    try:
+        (begun + data[:1]).decode()
+    except UnicodeDecodeError:
+        return _is_begun(begun + data[:1])
+    return True
+
+
+def _is_begun(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        return error.start == 0 and error.reason == "unexpected end of data"
     return False
