@@ -222,10 +222,33 @@ def make_parser() -> argparse.ArgumentParser:
     info = commands.add_parser("info", help="say what a model folder holds")
     info.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     info.add_argument("--json", action="store_true", help="as JSON")
+
+    fake = commands.add_parser(
+        "fake-engine", help="play a scripted engine on stdin and stdout, to test servers with"
+    )
+    fake.add_argument(
+        "script",
+        metavar="SCRIPT",
+        help="a scenario (.json) or a transcript (.txt); see docs/fake-engine.md",
+    )
+    ignored = fake.add_argument(
+        "engine_arguments",
+        nargs=argparse.REMAINDER,
+        metavar="...",
+        help="what servers start an engine with; ignored",
+    )
+    ignored.required = False  # else messages would ask for it
     return parser
 
 
-_MODULES = {"serve": "serve", "web": "serve", "chat": "chat", "run": "run", "info": "info"}
+_MODULES = {
+    "serve": "serve",
+    "web": "serve",
+    "chat": "chat",
+    "run": "run",
+    "info": "info",
+    "fake-engine": "fake_engine",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

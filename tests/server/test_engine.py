@@ -20,6 +20,7 @@ from colibri.errors import (
     EngineUnavailable,
     RequestError,
 )
+from colibri.fake_engine import LAST_MAP
 from conftest import FAST_BACKOFF_S, FakeEngineFiles, until
 
 Fake = Callable[..., FakeEngineFiles]
@@ -82,7 +83,7 @@ async def test_a_turn_from_accept_to_done(fake: Fake) -> None:
         assert telemetry.tiers == frames.Tiers(0, 11, 5, 0.0, 0.01)
         assert telemetry.entropy == frames.Entropy([1.5, 2.25])
         assert telemetry.map is not None
-        assert telemetry.map.map == bytes(range(16))
+        assert telemetry.map.map == LAST_MAP
 
 
 async def test_noise_before_ready_is_skipped_and_progress_is_state(fake: Fake) -> None:
