@@ -26,7 +26,7 @@ ANSWER = (
     b"ACCEPT 1 4\nPREFILL 1 0 4\nPREFILL 1 4 4\n"
     b"DATA 1 2\n\xc3\xa9\nTOPK 1 2 -0.1000 c3a9 -3.0000 -\n"
     b"DATA 1 0\n\nTOPK 1 2 -0.5000 41 -0.5000 42\n" + HITS + b"REPIN 1 2 0 -1\n"
-    b"DATA 1 2\n\xff\xc3\nTOPK 1 2 -0.1000 ff -0.2000 fe\n" + BLOCK
+    b"DATA 1 2\n\xbf\xc3\nTOPK 1 2 -0.1000 ff -0.2000 fe\n" + BLOCK
 )
 SUBMIT = b"SUBMIT 1 0 7 3 0 1 topk=2\nDONE 1\n\n"
 # What is sent, and what comes after it and before the next.
@@ -239,6 +239,23 @@ def test_hits_come_every_few_steps() -> None:
     answer = b"ACCEPT 1 2\nPREFILL 1 0 2\n" + 13 * b"DATA 1 1\nx\n"
     conversation = [GOOD[0], (b"SUBMIT 1 0 1 20 0 1\nx\n", answer)]
     assert "hits-cadence" in broken(watch(conversation))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "broken_rules"),
+    [
+        ([b"\xe2\x82", b"\xac"], {"utf8"}),
+        ([b"a\xf0", b"", b"\x9f"], {"utf8"}),
+        ([b"\xc7", b"\xd1an"], set()),  # no character could come of it
+        ([b"\xff", b"\x80\x80", b"\xe2x"], set()),
+        ([b"ab\xe2"], set()),  # the last one has all that is left
+    ],
+)
+def test_characters_are_not_split(tokens: list[bytes], broken_rules: set[str]) -> None:
+    answer = b"ACCEPT 1 2\nPREFILL 1 0 2\n"
+    answer += b"".join(b"DATA 1 %d\n%b\n" % (len(token), token) for token in tokens)
+    answer += BLOCK + b"DONE 1 STAT %d 0.00 0.0 0.01 2 0\n" % len(tokens)
+    assert broken(watch([GOOD[0], (b"SUBMIT 1 0 1 20 0 1\nx\n", answer)])) == broken_rules
 
 
 def test_nothing_comes_after_the_end() -> None:
