@@ -306,6 +306,13 @@ def test_what_may_cross_on_the_way(sent: bytes, received: bytes, rules: set[str]
     assert broken(watch([GOOD[0], (sent, received)])) == rules
 
 
+def test_a_lost_frame_may_name_a_request_in_flight() -> None:
+    answer = BEGIN + b"DATA 1 1\nx\nERROR 1 BAD_FRAME\nDATA 1 1\ny\n"
+    answer += BLOCK + b"DONE 1 STAT 2 1.00 0.0 0.01 1 0\n"
+    lost = b"SUBMIT 1 1 x 1 0 1\n"
+    assert broken(watch([GOOD[0], (ONE + lost, answer)], exit_code=3)) == set()
+
+
 def test_signals_end_requests() -> None:
     monitor = Monitor("full", 2)
     monitor.received(GOOD[0][1])

@@ -143,6 +143,10 @@ class Tracks:
             state.turn != NONE for track in self._tracks.values() for state in track.reachable()
         )
 
+    def is_active(self, request: int) -> bool:
+        """Whether a request was accepted and has not ended."""
+        return request in self._active
+
     def record(self, request: int, kind: str, raw: bytes, *, limited: bool = False) -> set[Command]:
         """A record of a turn came; returns the SUBMIT it may belong to, none if it is stray."""
         track = self._tracks.get(request)

@@ -91,7 +91,7 @@ class Turns:
                 kept = numbers[1] == self._ctx - 1
             self._judge.check("context", kept, f"details {detail} with ctx {self._ctx}", raw)
         self._tracks.error(fields["id"], code, raw)
-        if code not in ("BAD_REQUEST", "SLOT_BUSY", "DUPLICATE_ID", "NOT_FOUND"):
+        if not self._tracks.is_active(fields["id"]):
             self._turns.pop(fields["id"], None)
 
     def close_data(self, raw: bytes) -> None:
