@@ -19,7 +19,7 @@ from colibri.engine_process import EngineConfig
 from colibri.models import ModelInfo
 from colibri.tornado_app import ServeSettings, bind, listen, make_app, make_service
 
-FAKE_ENGINE = Path(__file__).parent / "fake_engine.py"
+FAKE_ENGINE = (sys.executable, "-m", "colibri", "fake-engine")
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -45,7 +45,7 @@ class FakeEngineFiles:
         self.path.write_text(json.dumps(scenario), encoding="utf-8")
 
     def config(self, **settings: Any) -> EngineConfig:
-        command = (sys.executable, "-S", str(FAKE_ENGINE), str(self.path))
+        command = (*FAKE_ENGINE, str(self.path))
         return EngineConfig(
             model=self.path.parent, command=command, **{"ctx": 64, "slots": 2, **settings}
         )

@@ -272,11 +272,34 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="S",
         help="seconds that the engine may take to load (default: 120)",
     )
+
+    fake = commands.add_parser(
+        "fake-engine", help="play a scripted engine on stdin and stdout, to test servers with"
+    )
+    fake.add_argument(
+        "script",
+        metavar="SCRIPT",
+        help="a scenario (.json) or a transcript (.txt); see docs/fake-engine.md",
+    )
+    ignored = fake.add_argument(
+        "engine_arguments",
+        nargs=argparse.REMAINDER,
+        metavar="...",
+        help="what servers start an engine with; ignored",
+    )
+    ignored.required = False  # else messages would ask for it
     return parser
 
 
-_MODULES = {"serve": "serve", "web": "serve", "chat": "chat", "run": "run", "info": "info"}
-_MODULES |= {"conformance": "conformance"}
+_MODULES = {
+    "serve": "serve",
+    "web": "serve",
+    "chat": "chat",
+    "run": "run",
+    "info": "info",
+    "conformance": "conformance",
+    "fake-engine": "fake_engine",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

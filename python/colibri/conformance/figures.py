@@ -151,7 +151,7 @@ class Figures:
                 self._repin(fields, raw)
             case "CAPS":
                 self.caps = fields
-                missing = [key for key in CAPS_KEYS if not fields.get(key)]
+                missing = [key for key in CAPS_KEYS if key not in fields]
                 self._judge.check("caps", missing == [], f"missing: {missing}", raw)
                 self._judge.check("caps", fields.get("proto") == "1", "proto is not 1", raw)
 

@@ -118,7 +118,8 @@ class Tracks:
         self._tracks: dict[int, Track] = {}
         # Ids whose records cannot be told apart any more, until their next SUBMIT.
         self._spoiled: set[int] = set()
-        # Accepted requests by slot; in a slot twice only if the engine broke the rule.
+        self._active: set[int] = set()
+        # Accepted requests by slot, as far as it is known on which they are.
         self._holders: dict[int, int] = {}
         self.interrupted = False
         self.terminating = False
@@ -137,10 +138,14 @@ class Tracks:
     def may_be_active(self) -> bool:
         """Whether a request may be in flight."""
         if self._with_accept:
-            return bool(self._holders)
+            return bool(self._active)
         return any(
             state.turn != NONE for track in self._tracks.values() for state in track.reachable()
         )
+
+    def is_active(self, request: int) -> bool:
+        """Whether a request was accepted and has not ended."""
+        return request in self._active
 
     def record(self, request: int, kind: str, raw: bytes, *, limited: bool = False) -> set[Command]:
         """A record of a turn came; returns the SUBMIT it may belong to, none if it is stray."""
@@ -263,6 +268,7 @@ class Tracks:
     # --- slots ---
 
     def _hold(self, request: int, submits: set[Command], raw: bytes) -> None:
+        self._active.add(request)
         slots = {submit.slot for submit in submits}
         if len(slots) != 1:
             return
@@ -273,6 +279,7 @@ class Tracks:
         self._holders[slot] = request
 
     def _release(self, request: int) -> None:
+        self._active.discard(request)
         self._holders = {slot: id_ for slot, id_ in self._holders.items() if id_ != request}
 
     def _check_slot(

@@ -22,7 +22,8 @@ class Turn:
         self.prefilled: int | None = None
         self.data = 0
         self.data_without_hits = 0
-        self.begun_character = b""
+        # The beginning of a character that the last bytes are.
+        self.unfinished = b""
 
 
 class Turns:
@@ -90,7 +91,7 @@ class Turns:
                 kept = numbers[1] == self._ctx - 1
             self._judge.check("context", kept, f"details {detail} with ctx {self._ctx}", raw)
         self._tracks.error(fields["id"], code, raw)
-        if code not in ("BAD_REQUEST", "SLOT_BUSY", "DUPLICATE_ID", "NOT_FOUND"):
+        if not self._tracks.is_active(fields["id"]):
             self._turns.pop(fields["id"], None)
 
     def close_data(self, raw: bytes) -> None:
@@ -99,12 +100,14 @@ class Turns:
             return
         request, turn = self._last
         self._last = None
+        if self._wire == "upstream":
+            return
         wanted = self._wanted_topk(turn)
-        if wanted is None:
+        if wanted == {None}:
             self._default_topk = 0
         else:
             detail = f"no TOPK behind DATA of {request}"
-            self._judge.check("topk-place", wanted == 0, detail, raw)
+            self._judge.check("topk-place", bool(wanted & {None, 0}), detail, raw)
 
     def _accept(self, turn: Turn, prompt_tokens: int, raw: bytes) -> None:
         turn.prompt_tokens = prompt_tokens
@@ -132,11 +135,11 @@ class Turns:
         check = self._judge.check
         if self._wire == "full" and turn.data == 0:
             check("prefill", turn.prefilled is not None, "DATA without PREFILL", raw)
-        if turn.data > 0:
-            detail = "the DATA before this one ended within a character"
-            check("utf8", not _continues(turn.begun_character, data), detail, raw)
         if data:
-            turn.begun_character = _begun_character(data)
+            # What cannot become a character may go out at any time.
+            split = turn.unfinished != b"" and _begins_character(turn.unfinished + data[:1])
+            check("utf8", not split, "a character is split between DATA records", raw)
+            turn.unfinished = _unfinished(data)
         turn.data += 1
         turn.data_without_hits += 1
         if self._wire != "upstream" and turn.data_without_hits > DATA_WITHOUT_HITS:
@@ -147,15 +150,12 @@ class Turns:
         check("data-count", turn.data <= most, f"{turn.data} DATA of at most {most}", raw)
         self._last = request, turn
 
-    def _wanted_topk(self, turn: Turn) -> int | None:
-        """How many alternatives each token has; ``None`` if only the engine knows."""
-        if self._wire == "upstream":
-            return 0
-        wanted = {submit.topk for submit in turn.submits}
-        topk = wanted.pop() if len(wanted) == 1 else None
-        if topk is None:
-            return self._default_topk
-        return topk if self._vocab is None else min(topk, self._vocab)
+    def _wanted_topk(self, turn: Turn) -> set[int | None]:
+        """How many alternatives each token may have; ``None`` is as many as the engine likes."""
+        wanted = {self._default_topk if s.topk is None else s.topk for s in turn.submits}
+        if self._vocab is None:
+            return wanted
+        return {None if topk is None else min(topk, self._vocab) for topk in wanted}
 
     def _topk(
         self, request: int, turn: Turn, tokens: list[tuple[float, bytes]], raw: bytes
@@ -166,10 +166,11 @@ class Turns:
         if not check("topk-place", follows, "TOPK is not right behind its DATA", raw):
             return
         wanted = self._wanted_topk(turn)
-        if wanted is None:
-            wanted = DEFAULT_TOPK if self._vocab is None else min(DEFAULT_TOPK, self._vocab)
-            self._default_topk = wanted
-        check("topk-values", len(tokens) == wanted, f"{len(tokens)} tokens, not {wanted}", raw)
+        if wanted == {None}:
+            self._default_topk = DEFAULT_TOPK
+            wanted = self._wanted_topk(turn)
+        kept = bool(wanted & {None, len(tokens)})
+        check("topk-values", kept, f"{len(tokens)} tokens, wanted {wanted}", raw)
         logprobs = [logprob for logprob, _ in tokens]
         falling = sorted(logprobs, reverse=True)
         kept = logprobs == falling and all(logprob <= 0 for logprob in logprobs)
@@ -197,28 +198,17 @@ class Turns:
         return min(submit.max_tokens, self._ctx - int(fields["prompt_tokens"]))
 
 
-def _begun_character(data: bytes) -> bytes:
-    """The last bytes, if they begin a character and lack the rest of it."""
+def _unfinished(data: bytes) -> bytes:
+    """The last bytes that begin a character and lack the rest of it."""
     for length in range(1, min(3, len(data)) + 1):
-        if _is_begun(data[-length:]):
+        if _begins_character(data[-length:]) and data[-length] > 0x7F:
             return data[-length:]
     return b""
 
 
-def _continues(begun: bytes, data: bytes) -> bool:
-    """Whether ``data`` goes on with a character; else what began it was no text."""
-    if not begun or not data:
-        return False
+def _begins_character(data: bytes) -> bool:
+    """Whether the bytes are a character or the beginning of one."""
     try:
-        (begun + data[:1]).decode()
-    except UnicodeDecodeError:
-        return _is_begun(begun + data[:1])
-    return True
-
-
-def _is_begun(data: bytes) -> bool:
-    try:
-        data.decode()
+        return len(data.decode()) == 1
     except UnicodeDecodeError as error:
         return error.start == 0 and error.reason == "unexpected end of data"
-    return False
