@@ -103,6 +103,14 @@ class Live:
             assert not self.closed.is_set(), self.output[-300:]
             time.sleep(0.002)
 
+    def wait_for_end(self, request: int, start: int) -> None:
+        """Waits until a request has its terminal record, behind the first ``start`` bytes."""
+        end = re.compile(rb"\n(?:DONE|ERROR) %d " % request)
+        deadline = time.monotonic() + TIMEOUT_S
+        while end.search(self.output, start) is None:
+            assert time.monotonic() < deadline, self.output[start:]
+            time.sleep(0.002)
+
     def _hopeless(self, wanted: re.Pattern[bytes]) -> bool:
         """Whether more output cannot help: more lines are there than the pattern has."""
         lines = wanted.pattern.count(b"\n")
