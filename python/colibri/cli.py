@@ -75,6 +75,16 @@ def _number(low: float, high: float, *, above_low: bool = False) -> Callable[[st
     return number
 
 
+_TAGS = ("seed", "compat", "ours")
+
+
+def _tags(text: str) -> tuple[str, ...]:
+    tags = tuple(text.split(","))
+    if not set(tags) <= set(_TAGS):
+        raise argparse.ArgumentTypeError(f"must be a comma list of {', '.join(_TAGS)}")
+    return tags
+
+
 def _engine_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
     group.add_argument(
@@ -238,6 +248,46 @@ def make_parser() -> argparse.ArgumentParser:
         help="what servers start an engine with; ignored",
     )
     ignored.required = False  # else messages would ask for it
+
+    conformance = commands.add_parser(
+        "conformance",
+        usage="colibri conformance [options] -- COMMAND...",
+        help="judge an engine by the rules of the serve protocol",
+    )
+    conformance.add_argument(
+        "engine",
+        nargs="+",
+        metavar="COMMAND",
+        help="what starts the engine; it is told by environment variables to speak mux",
+    )
+    conformance.add_argument("--json", action="store_true", help="as JSON")
+    conformance.add_argument(
+        "--tags",
+        type=_tags,
+        default=_TAGS,
+        metavar="LIST",
+        help="only the rules from there: seed (the specification), compat (the C engine), ours",
+    )
+    conformance.add_argument(
+        "--wire",
+        choices=("full", "seed", "upstream"),
+        help="wire mode, set as COLIBRI_WIRE; default: not set, and judged as full if the "
+        "engine sends CAPS, else as seed",
+    )
+    conformance.add_argument(
+        "--timeout",
+        type=_number(0, 86400, above_low=True),
+        default=10.0,
+        metavar="S",
+        help="seconds after which a record does not come any more (default: 10)",
+    )
+    conformance.add_argument(
+        "--start-timeout",
+        type=_number(0, 86400, above_low=True),
+        default=120.0,
+        metavar="S",
+        help="seconds that the engine may take to load (default: 120)",
+    )
     return parser
 
 
@@ -247,6 +297,7 @@ _MODULES = {
     "chat": "chat",
     "run": "run",
     "info": "info",
+    "conformance": "conformance",
     "fake-engine": "fake_engine",
 }
 

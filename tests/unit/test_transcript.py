@@ -68,16 +68,17 @@ def test_steps_have_the_numbers_of_their_lines() -> None:
 def test_bytes_have_escapes_and_fillings() -> None:
     (send,) = body(r"> a\x00\n\r\t\0\\\xff{fill:3:ab\n}{}é")
     assert isinstance(send, Send)
-    assert send.data({}) == b"a\0\n\r\t\0\\\xff" + b"ab\n" * 3 + b"{}\xc3\xa9"
+    assert send.data(()) == b"a\0\n\r\t\0\\\xff" + b"ab\n" * 3 + b"{}\xc3\xa9"
     (large,) = body("> {fill:16777216:a}")
     assert isinstance(large, Send)
-    assert len(large.data({})) == 1 << 24
+    assert len(large.data(())) == 1 << 24
 
 
-def test_sent_bytes_may_hold_what_was_remembered() -> None:
-    (send,) = body("> a{=name}b")
+def test_options_are_sent_where_they_are_offered() -> None:
+    (send,) = body("> SUBMIT{if:ignore_eos=1}")
     assert isinstance(send, Send)
-    assert send.data({"name": b"5"}) == b"a5b"
+    assert send.data({"seed", "ignore_eos"}) == b"SUBMIT ignore_eos=1"
+    assert send.data({"seed"}) == b"SUBMIT"
 
 
 def test_steps_are_left_out_in_other_wire_modes() -> None:
@@ -123,6 +124,8 @@ def test_choices_are_between_records() -> None:
         ("A {w} 1", b"A b|c 1\n", True),
         ("A {s}|none", b"A some cpu|none\n", True),
         ("A {s}", b"A \n", False),
+        ("A {t}|{t}", b"A a cpu|\n", True),
+        ("A {t}|{t}", b"A a cpu\n", False),
         (r"\x01R\x01", b"\x01R\x01\n", True),
         ("A.B", b"AxB\n", False),
         ("DATA 1 {data}", b"DATA 1 3\n\xff\n\0\n", True),

@@ -53,7 +53,16 @@ EXAMPLES = {
     "ACCEPT": "ACCEPT 1 3",
 }
 # For placeholders that no example covers.
-VALUES = {"n": b"1", "i": b"1", "f": b"0.5", "x": b"00", "h": b"78", "w": b"x", "s": b"x"}
+VALUES = {
+    "n": b"1",
+    "i": b"1",
+    "f": b"0.5",
+    "x": b"00",
+    "h": b"78",
+    "w": b"x",
+    "s": b"x",
+    "t": b"x",
+}
 VALUES |= {"data": b"1\nx"} | {f"f{digits}": b"0." + b"5" * digits for digits in range(1, 10)}
 # Frames of the transcript that a server's SUBMIT stands for.
 SUBMITS = ("SUBMIT", "REFUSED", "LOST")
@@ -83,29 +92,34 @@ class Reverse:
         self._expected = _core.RequestReader(None, transcript.start.slots)
         self._received = _core.RequestReader(None, ANY_SLOT)
         self._frames: list[tuple[str, dict[str, Any]]] = []
+        self._deferred: list[Pattern] = []
 
     def play(self) -> int:
         """Plays all of it; returns the exit code."""
         steps = self._transcript.steps(self._wire)
-        patterns = [pattern for step in steps for pattern in _records(step)]
-        if not patterns or patterns[0].kind != READY:
+        if not any(pattern.kind == READY for step in steps for pattern in records(step)):
             self._greet()
         try:
             for step in steps:
                 match step:
                     case Send():
                         self._await(step)
+                        self._say_deferred()
                     case Action(name="exit"):
-                        return int(step.value)
+                        self._say_deferred()
+                        return 0 if step.value == "any" else int(step.value)
                     case Action(name="wait"):
                         time.sleep(float(step.value))
                     case Action(name="eof"):
                         self._drain()
+                    case Expect(often="~"):
+                        self._deferred.append(step.pattern)
                     case _:
-                        for pattern in _records(step):
+                        for pattern in records(step):
                             self._say(pattern)
         except _InputEndedError:
             return 1
+        self._say_deferred()
         self._drain()
         return 0
 
@@ -123,7 +137,7 @@ class Reverse:
     # --- from the server ---
 
     def _await(self, step: Send) -> None:
-        for kind, fields in self._expected.feed(step.data(self._known)):
+        for kind, fields in self._expected.feed(step.data(self._transcript.needs)):
             if kind == "LOST":
                 # What the transcript sends next begins a frame again.
                 self._expected = _core.RequestReader(None, self._transcript.start.slots)
@@ -164,6 +178,12 @@ class Reverse:
             pass
 
     # --- to the server ---
+
+    def _say_deferred(self) -> None:
+        """Says what the frame that has come brings about."""
+        for pattern in self._deferred:
+            self._say(pattern)
+        self._deferred.clear()
 
     def _say(self, pattern: Pattern) -> None:
         record = self._fill(pattern) + b"\n"
@@ -226,11 +246,11 @@ def _value(part: Placeholder, record: bytes, example: list[str], is_last: bool) 
     return value if fits else VALUES[part.kind]
 
 
-def _records(step: object) -> Iterator[Pattern]:
+def records(step: object) -> Iterator[Pattern]:
     """The records that a step stands for: no optional ones, and the first branch of a choice."""
     if isinstance(step, Choice):
         for inner in step.branches[0]:
-            yield from _records(inner)
+            yield from records(inner)
     elif isinstance(step, Expect) and step.required:
         yield step.pattern
 

@@ -22,20 +22,22 @@ Steps::
 
     > bytes      to the engine; no newline is added
     < record     exactly one; + one or more; ? at most one; * any number
+    ~ record     exactly one, which the next actions and sent bytes do not wait for
     either       then steps, ``or``, steps, ``end``: one of the branches
-    $ action     eof | exit CODE | signal NAME | wait SECONDS
+    $ action     eof | exit CODE | exit any | signal NAME | wait SECONDS
 
-Bytes have escapes as in Python (``\n \r \t \0 \\ \xNN``); ``{fill:COUNT:text}`` repeats a text.
+Bytes have escapes as in Python (``\n \r \t \0 \\ \xNN``); ``{fill:COUNT:text}`` repeats a text;
+``{if:OPTION}`` is `` OPTION`` if CAPS offers that submit option, like ignore_eos=1, else nothing.
 Records are written without their last newline and may have further fields. Placeholders::
 
     {n} integer          {i} one that may be negative
     {f} decimal number   {f3} one with 3 decimals
     {x} bytes in hex     {h} the same, or - for none
     {w} word             {s} all up to the end of the line
-    {data} count, newline and payload of DATA
+    {t} text without |   {data} count, newline and payload of DATA
 
-``{n:name}`` remembers what matched, and matches only that from then on; sent bytes may hold
-``{=name}``. ``{n:2..5}`` bounds an integer. ``{f3...}`` is one or more of them.
+``{n:name}`` remembers what matched, and matches only that from then on. ``{n:2..5}`` bounds an
+integer. ``{f3...}`` is one or more of them.
 ``@full,seed `` before a step leaves it out in other wire modes.
 """
 
@@ -43,7 +45,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -54,10 +56,11 @@ ADDRESSED = {b"ACCEPT", b"PREFILL", b"DATA", b"TOPK", b"PERF", b"DONE", b"ERROR"
 _ESCAPES = {"n": b"\n", "r": b"\r", "t": b"\t", "0": b"\0", "\\": b"\\"}
 _BYTES = re.compile(
     r"\\x([0-9a-fA-F]{2})|\\([nrt0\\])"
-    r"|\{fill:(\d+):((?:[^{}\\]|\\.)*)\}|\{=(\w+)\}|((?!\{fill|\{=)[^\\])"
+    r"|\{fill:(\d+):((?:[^{}\\]|\\.)*)\}|\{if:(\w+=\w+)\}"
+    r"|((?!\{fill|\{if)[^\\])"
 )
 _PLACEHOLDER = re.compile(
-    r"\{([nifxhws]|data|f[1-9])(?::(?:(\d+)\.\.(\d+)|([a-z]\w*)))?(\.\.\.)?\}"
+    r"\{([nifxhwst]|data|f[1-9])(?::(?:(\d+)\.\.(\d+)|([a-z]\w*)))?(\.\.\.)?\}"
 )
 _REGEX = {
     "n": rb"\d+",
@@ -67,6 +70,7 @@ _REGEX = {
     "h": rb"(?:(?:[0-9a-f]{2})+|-)",
     "w": rb"[^ \n]+",
     "s": rb"[^\n]+",
+    "t": rb"[^|\n]*",
     "data": rb"\d+\n[\x00-\xff]*",
 }
 
@@ -89,6 +93,13 @@ class Placeholder:
         """A pattern without groups."""
         one = _REGEX.get(self.kind) or rb"-?\d+\.\d{%d}" % int(self.kind[1:])
         return rb"%s(?: %s)*" % (one, one) if self.many else one
+
+
+@dataclass(frozen=True)
+class Offered:
+    """A submit option that is sent where the engine offers it."""
+
+    option: str
 
 
 @dataclass(frozen=True)
@@ -151,11 +162,18 @@ class Send:
     """Bytes to the engine."""
 
     line: int
-    parts: tuple[bytes | str, ...]  # a str is the name of something remembered
+    parts: tuple[bytes | Offered, ...]
 
-    def data(self, known: Mapping[str, bytes]) -> bytes:
-        """The bytes, with what was remembered."""
-        return b"".join(part if isinstance(part, bytes) else known[part] for part in self.parts)
+    def data(self, offered: Collection[str]) -> bytes:
+        """The bytes, for an engine with these submit options."""
+        data = b""
+        for part in self.parts:
+            if isinstance(part, Offered):
+                if part.option.partition("=")[0] in offered:
+                    data += b" " + part.option.encode()
+            else:
+                data += part
+        return data
 
 
 @dataclass(frozen=True)
@@ -163,13 +181,13 @@ class Expect:
     """Records from the engine."""
 
     line: int
-    often: Literal["<", "+", "?", "*"]
+    often: Literal["<", "+", "~", "?", "*"]
     pattern: Pattern
 
     @property
     def required(self) -> bool:
         """Whether it must come."""
-        return self.often in "<+"
+        return self.often in "<+~"
 
 
 @dataclass(frozen=True)
@@ -265,29 +283,29 @@ def _literal(text: str) -> bytes:
     return b"".join(part for part in parts if isinstance(part, bytes))
 
 
-def _byte_parts(text: str) -> tuple[bytes | str, ...]:
-    parts: list[bytes | str] = []
+def _byte_parts(text: str) -> tuple[bytes | Offered, ...]:
+    parts: list[bytes | Offered] = []
     at = 0
     while at < len(text):
         found = _BYTES.match(text, at)
         if found is None:
             raise TranscriptError(f"unknown escape in {text[at : at + 8]!r}")
-        number, letter, count, filling, name, plain = found.groups()
+        number, letter, count, filling, option, plain = found.groups()
         if number:
             parts.append(bytes([int(number, 16)]))
         elif letter:
             parts.append(_ESCAPES[letter])
         elif count:
             parts.append(_literal(filling) * int(count))
-        elif name:
-            parts.append(name)
+        elif option:
+            parts.append(Offered(option))
         else:
             parts.append(plain.encode())
         at = found.end()
     return tuple(_joined(parts))
 
 
-def _joined(parts: list[bytes | str]) -> Iterator[bytes | str]:
+def _joined(parts: list[bytes | Offered]) -> Iterator[bytes | Offered]:
     run = b""
     for part in parts:
         if isinstance(part, bytes):
@@ -429,14 +447,14 @@ def _guard(line: str) -> tuple[frozenset[str], str]:
 
 def _step(number: int, line: str) -> Step:
     mark, text = line[:1], line[2:]
-    if line[1:2] != " " or mark not in "><+?*$":
+    if line[1:2] != " " or mark not in "><+~?*$":
         raise TranscriptError(f"not a step: {line!r}")
     if mark == ">":
         return Send(number, _byte_parts(text))
     if mark == "$":
         action, _, value = text.partition(" ")
-        if not re.fullmatch(r"eof|exit \d+|signal [A-Z]+|wait \d+(\.\d+)?", text):
+        if not re.fullmatch(r"eof|exit (?:\d+|any)|signal [A-Z]+|wait \d+(\.\d+)?", text):
             raise TranscriptError(f"not an action: {text!r}")
         return Action(number, action, value)
-    often: Literal["<", "+", "?", "*"] = mark  # type: ignore[assignment]
+    often: Literal["<", "+", "~", "?", "*"] = mark  # type: ignore[assignment]
     return Expect(number, often, parse_pattern(text))
