@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import threading
@@ -88,6 +89,14 @@ class Live:
         while self.output.find(wanted, start) < 0:
             assert time.monotonic() < deadline, self.output[-300:]
             assert not self.closed.is_set(), self.output[-300:]
+            time.sleep(0.002)
+
+    def wait_for_end(self, request: int, start: int) -> None:
+        """Waits until a request has its terminal record, behind the first ``start`` bytes."""
+        end = re.compile(rb"\n(?:DONE|ERROR) %d " % request)
+        deadline = time.monotonic() + TIMEOUT_S
+        while end.search(self.output, start) is None:
+            assert time.monotonic() < deadline, self.output[start:]
             time.sleep(0.002)
 
     def rss(self) -> int:

@@ -82,12 +82,11 @@ def test_payloads_are_never_obeyed() -> None:
             # A request on the other slot that a payload might cancel.
             engine.send(b"SUBMIT 2 1 3 50 0 1 ignore_eos=1\nabc\n" + submit(1, payload))
             engine.wait_for(b"\nDONE 2 STAT 50 ", start)
-            end = re.compile(rb"\n(DONE|ERROR) 1 ")
-            deadline = time.monotonic() + 30
-            while end.search(engine.output, start) is None:
-                assert time.monotonic() < deadline, engine.output[start:]
-                time.sleep(0.002)
             good(engine, 3)
+            if len(payload) == 16 << 20:
+                # It takes a while until its tokens are counted.
+                engine.send(b"CANCEL 1\n")
+            engine.wait_for_end(1, start)
         engine.end_input()
         assert engine.exit_code() == 0
     assert engine.monitor.exercised["bad-request"] == 2

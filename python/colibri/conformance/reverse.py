@@ -92,29 +92,34 @@ class Reverse:
         self._expected = _core.RequestReader(None, transcript.start.slots)
         self._received = _core.RequestReader(None, ANY_SLOT)
         self._frames: list[tuple[str, dict[str, Any]]] = []
+        self._deferred: list[Pattern] = []
 
     def play(self) -> int:
         """Plays all of it; returns the exit code."""
         steps = self._transcript.steps(self._wire)
-        patterns = [pattern for step in steps for pattern in _records(step)]
-        if not patterns or patterns[0].kind != READY:
+        if not any(pattern.kind == READY for step in steps for pattern in records(step)):
             self._greet()
         try:
             for step in steps:
                 match step:
                     case Send():
                         self._await(step)
+                        self._say_deferred()
                     case Action(name="exit"):
+                        self._say_deferred()
                         return 0 if step.value == "any" else int(step.value)
                     case Action(name="wait"):
                         time.sleep(float(step.value))
                     case Action(name="eof"):
                         self._drain()
+                    case Expect(often="~"):
+                        self._deferred.append(step.pattern)
                     case _:
-                        for pattern in _records(step):
+                        for pattern in records(step):
                             self._say(pattern)
         except _InputEndedError:
             return 1
+        self._say_deferred()
         self._drain()
         return 0
 
@@ -173,6 +178,12 @@ class Reverse:
             pass
 
     # --- to the server ---
+
+    def _say_deferred(self) -> None:
+        """Says what the frame that has come brings about."""
+        for pattern in self._deferred:
+            self._say(pattern)
+        self._deferred.clear()
 
     def _say(self, pattern: Pattern) -> None:
         record = self._fill(pattern) + b"\n"
@@ -235,11 +246,11 @@ def _value(part: Placeholder, record: bytes, example: list[str], is_last: bool) 
     return value if fits else VALUES[part.kind]
 
 
-def _records(step: object) -> Iterator[Pattern]:
+def records(step: object) -> Iterator[Pattern]:
     """The records that a step stands for: no optional ones, and the first branch of a choice."""
     if isinstance(step, Choice):
         for inner in step.branches[0]:
-            yield from _records(inner)
+            yield from records(inner)
     elif isinstance(step, Expect) and step.required:
         yield step.pattern
 
