@@ -10,6 +10,7 @@ ended, the engine must still answer, not have grown, and exit with 0. Ends with 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import re
 import subprocess
@@ -19,7 +20,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from colibri.conformance.monitor import Monitor
+from colibri.conformance.monitor import WIRES, Monitor
 from colibri.find_engine import find_engine
 
 MODEL = Path(__file__).parents[1] / "tests" / "data" / "oracle" / "glm4_moe_lite"
@@ -186,8 +187,8 @@ class Frames:
 class Soak:
     """An engine under fire; reading and writing are concurrent, so that neither waits."""
 
-    def __init__(self) -> None:
-        self.monitor = Monitor("full", SLOTS)
+    def __init__(self, wire: str) -> None:
+        self.monitor = Monitor(wire, SLOTS)
         self.process = subprocess.Popen(
             [
                 *find_engine(),
@@ -196,6 +197,7 @@ class Soak:
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            env={**os.environ, "COLIBRI_WIRE": wire},
         )
         self.received = 0
         self.tail = b""
@@ -238,16 +240,16 @@ class Soak:
         self.wait_for(b"\nERROR %d NOT_FOUND\n" % request)
 
     def ask(self, request: int) -> None:
-        """One good request, to its end; every slot may still be busy for a while."""
+        """One good request, to its end; its slot may still be busy for a while."""
         for _ in range(WAIT_S * 10):
-            self.send(b"SUBMIT %d 0 3 2 0 1 ignore_eos=1\nabc\n" % request)
+            self.send(b"SUBMIT %d 0 3 2 0 1\nabc\n" % request)
             self.wait_for(b" %d " % request)
             if b"ERROR %d SLOT_BUSY" % request not in self.tail:
                 break
             time.sleep(0.1)
             with self.news:
                 self.tail = b""
-        self.wait_for(b"\nDONE %d STAT 2 " % request)
+        self.wait_for(b"\nDONE %d STAT " % request)
 
     def rss(self) -> int:
         """The engine's resident bytes."""
@@ -273,10 +275,10 @@ class Soak:
         return code
 
 
-def soak(count: int, seed: int) -> list[str]:
+def soak(count: int, seed: int, wire: str) -> list[str]:
     """Sends ``count`` frames; returns what is wrong."""
     frames = Frames(seed)
-    run = Soak()
+    run = Soak(wire)
     try:
         start = time.monotonic()
         sent = 0
@@ -320,10 +322,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--frames", type=int, default=100_000, help="default: 100000")
     parser.add_argument("--seed", type=int, help="default: a random one, which is printed")
+    parser.add_argument("--wire", choices=WIRES, default="full", help="default: full")
     args = parser.parse_args()
     seed = args.seed if args.seed is not None else random.SystemRandom().getrandbits(32)
     print(f"seed {seed}", flush=True)
-    wrong = soak(args.frames, seed)
+    wrong = soak(args.frames, seed, args.wire)
     for line in wrong[:20]:
         print(line)
     print(f"{len(wrong)} wrong")

@@ -99,7 +99,7 @@ class RequestReader:
         Kinds and their fields::
 
             SUBMIT   {id, slot, max_tokens, temperature, top_p, topk: int | None,
-                      has_options: bool, payload: bytes}
+                      payload: bytes}
             STOP     {id}
             CANCEL   {id}
             REFUSED  {id, detail}     to be answered by BAD_REQUEST; id 0 if it is unreadable

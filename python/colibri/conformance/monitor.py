@@ -50,7 +50,8 @@ class Monitor:
         # The line, or the record that DATA begins, which is still to be completed.
         self._raw = bytearray()
         self._line = bytearray()
-        self._requests: _core.RequestReader | None = None
+        # Readers of engines that take as many and as few options as this one may.
+        self._readers: list[_core.RequestReader] = []
         self._unread = bytearray()
         self._input_ended = False
         self._ended = False
@@ -69,17 +70,16 @@ class Monitor:
 
     def sent(self, data: bytes) -> None:
         """Takes bytes that are about to be written to the engine."""
-        if self._requests is None:
+        if not self._readers:
             # Which options it takes is known at the end of the handshake.
             self._unread += data
         else:
-            self._commands(self._requests.feed(data))
+            self._commands([reader.feed(data) for reader in self._readers])
 
     def input_ended(self) -> None:
         """The engine's input is about to be closed."""
         self._input_ended = True
-        if self._requests is not None:
-            self._commands(self._requests.finish())
+        self._commands([reader.finish() for reader in self._readers])
 
     def signalled(self, number: int) -> None:
         """SIGINT or SIGTERM is about to be sent to the engine."""
@@ -89,17 +89,20 @@ class Monitor:
 
     def _read_requests(self) -> None:
         """Begins to read what is sent, now that the handshake has told the options."""
-        # Without CAPS it may take or refuse any option.
-        has_caps = self._wire == "full"
-        options = self._figures.caps.get("submit", "").split(",") if has_caps else None
-        self._requests = _core.RequestReader(options, self._slots)
-        self._commands(self._requests.feed(bytes(self._unread)))
+        if self._wire == "full":
+            options = self._figures.caps.get("submit", "").split(",")
+            self._readers = [_core.RequestReader(options, self._slots)]
+        else:
+            # Without CAPS it may take or refuse any option.
+            self._readers = [_core.RequestReader(None, self._slots)]
+            self._readers.append(_core.RequestReader([], self._slots))
+        self._commands([reader.feed(bytes(self._unread)) for reader in self._readers])
         self._unread.clear()
         if self._input_ended:
-            self._commands(self._requests.finish())
+            self._commands([reader.finish() for reader in self._readers])
 
-    def _commands(self, requests: list[tuple[str, dict[str, Any]]]) -> None:
-        for kind, fields in requests:
+    def _commands(self, readings: list[list[tuple[str, dict[str, Any]]]]) -> None:
+        for (kind, fields), *others in zip(*readings, strict=True):
             if kind == "SUBMIT":
                 command = Command(
                     kind,
@@ -107,7 +110,7 @@ class Monitor:
                     size=len(fields["payload"]),
                     max_tokens=fields["max_tokens"],
                     topk=fields["topk"],
-                    may_be_refused=fields["has_options"] and self._wire != "full",
+                    may_be_refused=any(other != kind for other, _ in others),
                 )
             else:
                 command = Command(kind)
@@ -168,7 +171,7 @@ class Monitor:
             self._turns.set_limits(self._figures.limit("ctx"), self._figures.limit("vocab"))
             detail = f"started with {self._slots} slots"
             self._judge.check("caps", self._figures.limit("slots") == self._slots, detail, raw)
-        if self._requests is None and self._figures.handshake_is_over:
+        if not self._readers and self._figures.handshake_is_over:
             self._read_requests()
 
     # --- the end ---

@@ -304,7 +304,6 @@ fn request_fields(
             fields.set_item("temperature", submit.temperature)?;
             fields.set_item("top_p", submit.top_p)?;
             fields.set_item("topk", submit.options.topk)?;
-            fields.set_item("has_options", submit.options != SubmitOptions::default())?;
             fields.set_item("payload", PyBytes::new(py, &submit.payload))?;
             "SUBMIT"
         }
