@@ -19,12 +19,13 @@ fn engine() -> Engine {
     Engine::load(&model(), &options, &mut |_, _| {}).expect("the fixture loads")
 }
 
+/// What was written, by calls.
 #[derive(Clone, Default)]
-struct Shared(Arc<Mutex<Vec<u8>>>);
+struct Shared(Arc<Mutex<Vec<Vec<u8>>>>);
 
 impl Write for Shared {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().expect("no writer panics").extend_from_slice(bytes);
+        self.0.lock().expect("no writer panics").push(bytes.to_vec());
         Ok(bytes.len())
     }
 
@@ -33,16 +34,19 @@ impl Write for Shared {
     }
 }
 
-/// The fields of the STAT behind each answer.
-fn session(engine: &mut Engine, input: &str) -> Vec<Vec<String>> {
+fn written(engine: &mut Engine, options: &LegacyOptions, input: &str) -> Vec<Vec<u8>> {
     let chat = Chat::load(&model()).expect("the fixture loads");
-    let options = LegacyOptions { ngen: 5, temperature: Some(0.0), top_p: None, seed: None };
     let output = Shared::default();
     let reader = Cursor::new(input.to_owned());
-    let code = serve_streams(engine, &chat, &options, reader, output.clone());
+    let code = serve_streams(engine, &chat, options, reader, output.clone());
     assert_eq!(code.expect("the writer takes everything"), 0);
-    let bytes = output.0.lock().expect("the session is over").clone();
-    String::from_utf8_lossy(&bytes)
+    output.0.lock().expect("the session is over").clone()
+}
+
+/// The fields of the STAT behind each answer.
+fn session(engine: &mut Engine, input: &str) -> Vec<Vec<String>> {
+    let options = LegacyOptions { ngen: 5, temperature: Some(0.0), top_p: None, seed: None };
+    String::from_utf8_lossy(&written(engine, &options, input).concat())
         .split(END)
         .skip(1)
         .map(|rest| rest.lines().next().expect("STAT").split(' ').map(str::to_owned).collect())
@@ -84,4 +88,27 @@ fn more_computes_one_position_again() {
     let emitted = number(&stats[1], 1);
     // The last token of the first answer was never computed, that of the second is not yet.
     assert!((emitted..=emitted + 1).contains(&(positions(&engine) - before)), "{stats:?}");
+}
+
+#[test]
+fn no_write_ends_within_a_character() {
+    let options =
+        LegacyOptions { ngen: 100, temperature: Some(2.0), top_p: Some(1.0), seed: Some(3) };
+    let writes = written(&mut engine(), &options, &"hello\n\u{2}RESET\n".repeat(20));
+    assert!(writes.len() > 200, "{}", writes.len());
+    let all = writes.concat();
+    let mut within = Vec::new();
+    let mut at = 0;
+    for chunk in all.utf8_chunks() {
+        for (start, character) in chunk.valid().char_indices() {
+            within.extend(at + start + 1..at + start + character.len_utf8());
+        }
+        at += chunk.valid().len() + chunk.invalid().len();
+    }
+    assert!(!within.is_empty());
+    let mut edge = 0;
+    for write in writes {
+        edge += write.len();
+        assert!(!within.contains(&edge), "{:?}", String::from_utf8_lossy(&write));
+    }
 }
