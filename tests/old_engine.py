@@ -2,7 +2,8 @@
 
 Usage: ``old_engine.py SCENARIO.json [engine arguments]``. What it receives is appended to
 ``SCENARIO.json.log``, signals too. Scenario: ``words`` of each answer, ``token_s`` between them,
-``news`` a line after TIERS, ``exit_after`` words with ``exit_code``, ``refuse`` with a reason.
+``load_s`` before READY, ``news`` a line after TIERS, ``exit_after`` words with ``exit_code``,
+``refuse`` with a reason.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, on_interrupt)
     log(" ".join(sys.argv[2:]))
     write(b"== old engine, built today ==\nloaded in 0.1 s\n")
+    time.sleep(scenario.get("load_s", 0))
     write(b"\x01\x01READY\x01\x01\nSTAT 0 0.00 0.0 0.50\nTIERS 0 1 2 0.00 0.10\n")
     write(scenario.get("news", "").encode())
     while line := sys.stdin.buffer.readline():

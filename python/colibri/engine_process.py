@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from colibri import _core, frames
 from colibri.errors import ProtocolError
 from colibri.find_engine import find_engine
 from colibri.last_words import LastWords
+from colibri.streams import explain
 
 READ_BYTES = 1 << 16
 # A diagnostic line longer than this is cut: stderr is for people.
@@ -59,8 +61,14 @@ class EngineConfig:
             argv += ["--threads", str(self.threads)]
         return [*argv, "--progress"]
 
+    def cannot_start(self, error: OSError) -> tuple[str, str]:
+        """Returns the cause and the advice where starting failed with ``error``."""
+        reason, hint = explain(error)
+        cause = f"cannot start {self.argv()[0]}: {error.strerror or reason}"
+        return cause, hint or "set COLIBRI_ENGINE to the engine's command"
 
-class Process:
+
+class Process(ABC):
     """A running engine, whatever it speaks.
 
     Args:
@@ -178,13 +186,13 @@ class Process:
         """The error the engine printed, without our words about the exit."""
         return self._words.error
 
+    @abstractmethod
     def on_output(self, data: bytes) -> None:
         """Takes what the engine wrote.
 
         Raises:
             ProtocolError: it cannot be understood.
         """
-        raise NotImplementedError
 
     async def _read_stdout(self, stream: asyncio.StreamReader) -> None:
         while data := await stream.read(READ_BYTES):

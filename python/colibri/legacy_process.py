@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from colibri.engine import LOADING_STOP_STEP_S, STOP_STEP_S
 from colibri.engine_process import EngineConfig, Process
 from colibri.errors import EngineDied, EngineError, EngineStartError, ProtocolError
-from colibri.streams import explain
 from colibri.text_filters import held_back
 
 READY = b"\x01\x01READY\x01\x01"
@@ -27,8 +27,6 @@ _STAT = re.compile(rb"STAT +(\d{1,18})(?: +[^ =]+){3}(?: +(\d{1,18}) +(\d+)\b(?!
 _REFUSAL = re.compile(r"error: request \d+: ")
 # How much later than an empty answer its reason may come.
 REFUSAL_WAIT_S = 0.2
-# How long an engine may take to end by each means.
-STOP_STEP_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +164,7 @@ class LegacyEngine:
         self._process = LegacyProcess(on_progress=on_progress, on_log=self._log)
         self._refusals: asyncio.Queue[str] = asyncio.Queue()
         self._life: asyncio.Task[int] | None = None
+        self._ready = False
 
     async def start(self) -> None:
         """Starts the engine and waits until it answers.
@@ -184,6 +183,7 @@ class LegacyEngine:
         # Asking for nothing finds the end of the handshake, however many lines it has.
         async for _ in self.ask(b""):
             pass
+        self._ready = True
 
     async def ask(self, line: bytes) -> AsyncIterator[bytes | Stat]:
         """Sends one line; yields pieces of the answer, then its ``Stat``.
@@ -214,7 +214,8 @@ class LegacyEngine:
 
     async def stop(self) -> None:
         """Ends the engine."""
-        await self._process.stop(STOP_STEP_S)
+        # A model that is still loading holds nothing worth waiting for.
+        await self._process.stop(STOP_STEP_S if self._ready else LOADING_STOP_STEP_S)
         if self._life is not None:
             # How it ended was told before, if anybody waited for an answer.
             await asyncio.wait({self._life})
@@ -231,7 +232,5 @@ class LegacyEngine:
         try:
             code = await life
         except OSError as error:
-            reason, hint = explain(error)
-            cause = f"cannot start {self._config.argv()[0]}: {error.strerror or reason}"
-            return cause, hint or "set COLIBRI_ENGINE to the engine's command", 1
+            return *self._config.cannot_start(error), 1
         return self._process.cause(code), self._process.hint, code if code > 0 else 1

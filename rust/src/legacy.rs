@@ -22,9 +22,9 @@ use read::{Incoming, LineReader, Prompt};
 
 /// Most tokens of an answer where nothing else is asked for.
 pub const DEFAULT_NGEN: u32 = 256;
-/// What ends every answer; the model's own text holds no such byte as its first.
+/// What ends every answer.
 const END: &[u8] = b"\x01\x01END\x01\x01\n";
-/// The byte that is taken out of the model's text, so that it can never spell END.
+/// Taken out of the model's text, so that it can never spell END.
 const RESERVED: u8 = 0x01;
 /// The one request in flight.
 const REQUEST: u64 = 1;

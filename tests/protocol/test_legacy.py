@@ -16,7 +16,7 @@ import pytest
 
 from colibri import _core
 from colibri.find_engine import find_engine
-from old_client import END, MODEL, OldClient
+from old_client import MODEL, OldClient
 
 STAT4 = re.compile(rb"STAT \d+ \d+\.\d\d \d+\.\d \d+\.\d\d")
 STAT6 = re.compile(rb"STAT (\d+) (\d+\.\d\d) \d+\.\d \d+\.\d\d (\d+) ([01])")

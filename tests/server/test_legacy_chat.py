@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,20 @@ def test_ctrl_c_ends_the_answer_and_not_the_chat(tmp_path: Path) -> None:
     assert (chat.returncode, err) == (0, "notice: the answer was cut; /more continues it\n")
     assert out.endswith("\n")
     assert engine.received[1:] == ["''", "'hi'", "SIGINT", "EOF"]
+
+
+def test_ctrl_c_while_loading_ends_at_once(tmp_path: Path) -> None:
+    engine = OldEngine(tmp_path, load_s=30)
+    with subprocess.Popen(
+        engine.argv(), stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=engine.env
+    ) as chat:
+        deadline = time.monotonic() + 20
+        while not Path(f"{engine.path}.log").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        chat.send_signal(signal.SIGINT)
+        _, err = chat.communicate(timeout=5)
+    assert (chat.returncode, err) == (130, b"")
 
 
 def test_a_refusal_is_an_error_with_its_reason(tmp_path: Path) -> None:
