@@ -296,9 +296,31 @@ def test_the_command_prints_json_and_finds_out_the_wire_mode() -> None:
     }
 
 
+READY = "import time; print('\\1\\1READY\\1\\1', flush=True); "
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (
+            ["--timeout", "0.3", "--", sys.executable, "-c", READY + "time.sleep(60)"],
+            "the engine said READY, but then: no record came for 0.3 s",
+        ),
+        (
+            [
+                "--timeout",
+                "0.1",
+                "--",
+                sys.executable,
+                "-c",
+                READY + "[print('X') for _ in iter(int, 1)]",
+            ],
+            "the engine said READY, but then: it goes on and on",
+        ),
+        (
+            ["--timeout", "1", "--", sys.executable, "-c", READY],
+            "the engine said READY, but then: it ended with exit code 0",
+        ),
         (["--", "no-such-engine"], "no-such-engine cannot be started: No such file or directory"),
         (["--", *find_engine(), "--model", "nowhere"], "the engine ended with exit code 1: "),
         (["--start-timeout", "0.3", "--", "sleep", "60"], "the engine was not ready after 0.3 s"),

@@ -119,6 +119,7 @@ class Session:
             message = f"the engine ended with exit code {self.process.exit_code()}: {words}"
             raise EngineStartError(message, exit_code=EXIT_USAGE)
         self.handshake.append(first)
+        self.process.allow(PATIENCE * self._settings.timeout_s)
         self.fence(self.handshake.append)
         for record in self.handshake:
             for word in record.split() if record.startswith(b"CAPS ") else []:
@@ -156,13 +157,11 @@ class Session:
                     raise Mismatch(matcher.wanted())
                 return
         self.is_fresh = False
-        deadline = time.monotonic() + PATIENCE * self._settings.timeout_s
+        self.process.allow(PATIENCE * self._settings.timeout_s)
         while not matcher.is_complete:
             step = matcher.due
             if step is None:
                 self._take(matcher)
-                if time.monotonic() > deadline:
-                    raise Silence(f"{matcher.wanted()}; it did not come")
                 continue
             if isinstance(step, Action):
                 self._act(step, matcher)
@@ -245,6 +244,7 @@ class Suite:
         self._findings: dict[str, tuple[Finding, str]] = {}
         self._exercised: Counter[str] = Counter()
         self._results: list[Result] = []
+        self._unstartable: dict[Start, str] = {}
         self._told = 0
         self.wire = settings.wire
 
@@ -259,12 +259,14 @@ class Suite:
             if transcript.tag in tags:
                 groups.setdefault(transcript.start, []).append(transcript)
         with tempfile.TemporaryDirectory() as folder:
-            # The first start decides whether there is an engine at all, and what it speaks.
-            self._begin(Start(), folder)
-            for start, group in sorted(groups.items(), key=lambda item: item[0] != Start()):
-                for transcript in sorted(group, key=self._ends_the_engine):
-                    self._rule(transcript, start, folder)
-            self._end()
+            try:
+                # The first start decides whether there is an engine at all, and what it speaks.
+                self._begin(Start(), folder)
+                for start, group in sorted(groups.items(), key=lambda item: item[0] != Start()):
+                    for transcript in sorted(group, key=self._ends_the_engine):
+                        self._rule(transcript, start, folder)
+            finally:
+                self._end()
         self._monitored(tags)
         return Outcome(self.wire or "", sorted(self._results, key=lambda result: result.rule))
 
@@ -311,7 +313,15 @@ class Suite:
         session.play(transcript)
 
     def _begin(self, start: Start, folder: str) -> Session:
-        self._session = Session(self._settings, start, folder)
+        """Starts an engine, unless one that was started alike has failed to."""
+        if start in self._unstartable:
+            raise EngineStartError(self._unstartable[start])
+        try:
+            self._session = Session(self._settings, start, folder)
+        except (Mismatch, EngineStartError) as error:
+            after = "the engine said READY, but then: " if isinstance(error, Mismatch) else ""
+            self._unstartable[start] = after + str(error)
+            raise EngineStartError(after + str(error), exit_code=EXIT_USAGE) from error
         self._told = 0
         self.wire = self._session.wire
         return self._session

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import signal
@@ -35,6 +36,7 @@ class Process:
     def __init__(self, command: Sequence[str], env: Mapping[str, str], timeout_s: float) -> None:
         self.monitor: Monitor | None = None
         self._timeout_s = timeout_s
+        self._over_at = math.inf
         # What was said before there was a monitor, and whether it was sent.
         self._before: list[tuple[bool, bytes]] = []
         self._records: deque[bytes] = deque()
@@ -69,6 +71,10 @@ class Process:
         self._before.clear()
         self.monitor = monitor
 
+    def allow(self, seconds: float) -> None:
+        """From now on, all that is waited for must have come within this time."""
+        self._over_at = time.monotonic() + seconds
+
     def send(self, data: bytes) -> None:
         """Writes all of ``data``, reading meanwhile.
 
@@ -83,15 +89,18 @@ class Process:
         with selectors.DefaultSelector() as selector:
             selector.register(self._stdin, selectors.EVENT_WRITE)
             selector.register(self._stdout, selectors.EVENT_READ)
+            deadline = self._deadline(self._timeout_s)
             while left:
-                ready = [key.fileobj for key, _ in selector.select(self._timeout_s)]
-                if not ready:
+                wait_s = deadline - time.monotonic()
+                ready = [key.fileobj for key, _ in selector.select(max(0.0, wait_s))]
+                if not ready or wait_s <= 0:
                     raise Silence(f"it reads nothing for {self._timeout_s:g} s")
                 if self._stdout in ready and not self._read():
                     selector.unregister(self._stdout)
                 if self._stdin in ready:
                     try:
                         left = left[os.write(self._stdin.fileno(), left[: 1 << 16]) :]
+                        deadline = self._deadline(self._timeout_s)
                     except BrokenPipeError:
                         raise Mismatch(f"it {self._how_it_ended()}") from None
 
@@ -116,15 +125,17 @@ class Process:
             Mismatch: what came cannot be cut into records.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        # What comes without ever completing a record must not keep us for ever.
-        deadline = time.monotonic() + timeout_s
-        while not self._records and not self._output_ended:
-            left = max(0.0, deadline - time.monotonic())
-            with selectors.DefaultSelector() as selector:
-                selector.register(self._stdout, selectors.EVENT_READ)
-                if not selector.select(left):
-                    raise Silence(f"nothing came for {timeout_s:g} s")
-            self._read()
+        deadline = self._deadline(timeout_s)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._stdout, selectors.EVENT_READ)
+            while not self._records and not self._output_ended:
+                # What comes without ever completing a record must not keep us for ever.
+                wait_s = deadline - time.monotonic()
+                if not selector.select(max(0.0, wait_s)) or wait_s <= 0:
+                    raise Silence(f"no record came for {timeout_s:g} s")
+                self._read()
+        if time.monotonic() > self._over_at:
+            raise Silence("it goes on and on")
         return self._records.popleft() if self._records else None
 
     def exit_code(self) -> int:
@@ -177,6 +188,9 @@ class Process:
             self._before.append((False, data))
         self._records.extend(self._parser.feed(data))
         return True
+
+    def _deadline(self, seconds: float) -> float:
+        return min(time.monotonic() + seconds, self._over_at)
 
     def _how_it_ended(self) -> str:
         try:
