@@ -351,3 +351,10 @@ def test_splits_do_not_matter(data: st.DataObject) -> None:
     assert {k: n for k, n in monitor.exercised.items() if k not in one_piece} == {
         k: n for k, n in whole.exercised.items() if k not in one_piece
     }
+
+
+def test_engines_without_devices_may_leave_out_gpus_in_the_seed() -> None:
+    without = [(sent, received.replace(GPUS, b"")) for sent, received in SEED]
+    assert watch(without, wire="seed").findings == []
+    full = [(sent, received.replace(GPUS, b"")) for sent, received in GOOD]
+    assert broken(watch(full, exit_code=3)) == {"handshake", "block"}

@@ -38,7 +38,7 @@ RULES: tuple[Rule, ...] = (
     Rule("caps", "ours", "1", "CAPS ends the handshake: proto, ctx, slots, vocab, model, submit"),
     Rule("quiet-start", "ours", "1", "nothing is written before READY"),
     Rule("syntax", "seed", "1", "every record of a known kind can be read"),
-    Rule("format", "seed", "1", "fields are written in the documented formats"),
+    Rule("format", "ours", "1", "fields are written in the documented formats"),
     Rule("kinds", "ours", "4", "only the records of the wire mode are sent"),
     Rule("one-answer", "compat", "3", "every SUBMIT is answered by one ACCEPT or ERROR"),
     Rule("one-end", "seed", "3", "every accepted request ends once, by DONE or ERROR"),
