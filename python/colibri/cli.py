@@ -233,22 +233,6 @@ def make_parser() -> argparse.ArgumentParser:
     info.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     info.add_argument("--json", action="store_true", help="as JSON")
 
-    fake = commands.add_parser(
-        "fake-engine", help="play a scripted engine on stdin and stdout, to test servers with"
-    )
-    fake.add_argument(
-        "script",
-        metavar="SCRIPT",
-        help="a scenario (.json) or a transcript (.txt); see docs/fake-engine.md",
-    )
-    ignored = fake.add_argument(
-        "engine_arguments",
-        nargs=argparse.REMAINDER,
-        metavar="...",
-        help="what servers start an engine with; ignored",
-    )
-    ignored.required = False  # else messages would ask for it
-
     conformance = commands.add_parser(
         "conformance",
         usage="colibri conformance [options] -- COMMAND...",
@@ -288,6 +272,22 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="S",
         help="seconds that the engine may take to load (default: 120)",
     )
+
+    fake = commands.add_parser(
+        "fake-engine", help="play a scripted engine on stdin and stdout, to test servers with"
+    )
+    fake.add_argument(
+        "script",
+        metavar="SCRIPT",
+        help="a scenario (.json) or a transcript (.txt); see docs/fake-engine.md",
+    )
+    ignored = fake.add_argument(
+        "engine_arguments",
+        nargs=argparse.REMAINDER,
+        metavar="...",
+        help="what servers start an engine with; ignored",
+    )
+    ignored.required = False  # else messages would ask for it
     return parser
 
 

@@ -9,8 +9,6 @@ import threading
 import time
 from pathlib import Path
 
-import pytest
-
 from colibri.conformance.monitor import Monitor
 from colibri.find_engine import find_engine
 
@@ -34,7 +32,6 @@ class Live:
         self.monitor = Monitor("full", slots)
         self.lock = threading.Lock()
         self.output = b""
-        self.at = 0
         self.closed = threading.Event()
         self.reader = threading.Thread(target=self._read, daemon=True)
         if read:
@@ -86,15 +83,6 @@ class Live:
         assert self.monitor.findings == []
         return code
 
-    def expect(self, wanted: re.Pattern[bytes], where: str) -> None:
-        """Takes what matches at the present position, waiting for it."""
-        deadline = time.monotonic() + TIMEOUT_S
-        while (found := wanted.match(self.output, self.at)) is None:
-            if self.closed.is_set() or time.monotonic() > deadline or self._hopeless(wanted):
-                pytest.fail(f"{where}: wanted {wanted.pattern!r}, got {self.rest()!r}")
-            time.sleep(0.002)
-        self.at = found.end()
-
     def wait_for(self, wanted: bytes, start: int = 0) -> None:
         """Waits until ``wanted`` has been written, behind the first ``start`` bytes."""
         deadline = time.monotonic() + TIMEOUT_S
@@ -111,16 +99,8 @@ class Live:
             assert time.monotonic() < deadline, self.output[start:]
             time.sleep(0.002)
 
-    def _hopeless(self, wanted: re.Pattern[bytes]) -> bool:
-        """Whether more output cannot help: more lines are there than the pattern has."""
-        lines = wanted.pattern.count(b"\n")
-        return self.output.count(b"\n", self.at) > lines and not wanted.match(self.output, self.at)
-
     def rss(self) -> int:
         """The engine's resident bytes."""
         status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
         [line] = [line for line in status.splitlines() if line.startswith("VmRSS")]
         return int(line.split()[1]) << 10
-
-    def rest(self) -> bytes:
-        return self.output[self.at : self.at + 200]

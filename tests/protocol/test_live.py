@@ -40,30 +40,6 @@ def test_a_prompt_that_is_being_tokenised_can_be_cancelled_and_its_id_used_again
         assert b"CONTEXT_EXCEEDED" not in engine.output
 
 
-def test_interrupts_end_turns_and_a_second_one_the_engine() -> None:
-    with Live() as engine:
-        engine.wait_for(b"CAPS ")
-        engine.signal(signal.SIGINT)
-        engine.send(SHORT)
-        engine.wait_for(b"DONE 2 ")
-        time.sleep(2.1)  # two interrupts count as one request to end only within two seconds
-        engine.signal(signal.SIGINT)
-        time.sleep(0.2)
-        engine.signal(signal.SIGINT)
-        assert engine.exit_code() == 0
-
-
-@pytest.mark.parametrize("wanted", [signal.SIGTERM, None], ids=["terminated", "end of input"])
-def test_it_ends_with_code_0(wanted: signal.Signals | None) -> None:
-    with Live() as engine:
-        engine.wait_for(b"CAPS ")
-        if wanted is None:
-            engine.end_input()
-        else:
-            engine.signal(wanted)
-        assert engine.exit_code() == 0
-
-
 def test_termination_does_not_wait_for_a_reader_that_never_reads() -> None:
     with Live(read=False) as engine:
         # More answers than the pipe and the queue hold together.

@@ -351,3 +351,31 @@ def test_splits_do_not_matter(data: st.DataObject) -> None:
     assert {k: n for k, n in monitor.exercised.items() if k not in one_piece} == {
         k: n for k, n in whole.exercised.items() if k not in one_piece
     }
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_no_stream_is_too_broken_to_be_judged(data: st.DataObject) -> None:
+    """Bytes are lost, doubled or changed anywhere; the monitor has an opinion, never an error."""
+    wire, base = data.draw(
+        st.sampled_from([("full", GOOD), ("seed", SEED), ("upstream", UPSTREAM)])
+    )
+    conversation = []
+    for pair in base:
+        broken_pair = []
+        for of in pair:
+            start = data.draw(st.integers(0, len(of)))
+            end = data.draw(st.integers(start, min(len(of), start + 40)))
+            piece = data.draw(
+                st.one_of(
+                    st.just(of[start:end]),
+                    st.just(b""),
+                    st.just(2 * of[start:end]),
+                    st.sampled_from([b"0", b"9" * 30, b"-1", b" ", b"\n", b"\xff\0"]),
+                    st.binary(max_size=8),
+                )
+            )
+            broken_pair.append(of[:start] + piece + of[end:])
+        conversation.append((broken_pair[0], broken_pair[1]))
+    monitor = watch(conversation, wire=wire)
+    assert {finding.rule for finding in monitor.findings} <= {rule.id for rule in RULES}

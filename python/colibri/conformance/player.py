@@ -325,9 +325,11 @@ class Suite:
     def _note_findings(self, rule: str) -> None:
         if self._session is None:
             return
-        for finding in self._session.monitor.findings[self._told :]:
+        findings = self._session.monitor.findings
+        # What comes after the first of a play may be its consequence.
+        for finding in findings[self._told : self._told + 1]:
             self._findings.setdefault(finding.rule, (finding, rule))
-        self._told = len(self._session.monitor.findings)
+        self._told = len(findings)
 
     def _monitored(self, tags: Iterable[str]) -> None:
         for rule in RULES:
