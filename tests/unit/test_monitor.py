@@ -358,3 +358,31 @@ def test_engines_without_devices_may_leave_out_gpus_in_the_seed() -> None:
     assert watch(without, wire="seed").findings == []
     full = [(sent, received.replace(GPUS, b"")) for sent, received in GOOD]
     assert broken(watch(full, exit_code=3)) == {"handshake", "block"}
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_no_stream_is_too_broken_to_be_judged(data: st.DataObject) -> None:
+    """Bytes are lost, doubled or changed anywhere; the monitor has an opinion, never an error."""
+    wire, base = data.draw(
+        st.sampled_from([("full", GOOD), ("seed", SEED), ("upstream", UPSTREAM)])
+    )
+    conversation = []
+    for pair in base:
+        broken_pair = []
+        for of in pair:
+            start = data.draw(st.integers(0, len(of)))
+            end = data.draw(st.integers(start, min(len(of), start + 40)))
+            piece = data.draw(
+                st.one_of(
+                    st.just(of[start:end]),
+                    st.just(b""),
+                    st.just(2 * of[start:end]),
+                    st.sampled_from([b"0", b"9" * 30, b"-1", b" ", b"\n", b"\xff\0"]),
+                    st.binary(max_size=8),
+                )
+            )
+            broken_pair.append(of[:start] + piece + of[end:])
+        conversation.append((broken_pair[0], broken_pair[1]))
+    monitor = watch(conversation, wire=wire)
+    assert {finding.rule for finding in monitor.findings} <= {rule.id for rule in RULES}
