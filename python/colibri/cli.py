@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from colibri import streams
+from colibri.conformance.transcript import TAGS, WIRES
 from colibri.errors import ColibriError, EngineStartError
 
 MODEL_HELP = (
@@ -75,13 +76,10 @@ def _number(low: float, high: float, *, above_low: bool = False) -> Callable[[st
     return number
 
 
-_TAGS = ("seed", "compat", "ours")
-
-
 def _tags(text: str) -> tuple[str, ...]:
     tags = tuple(text.split(","))
-    if not set(tags) <= set(_TAGS):
-        raise argparse.ArgumentTypeError(f"must be a comma list of {', '.join(_TAGS)}")
+    if not set(tags) <= set(TAGS):
+        raise argparse.ArgumentTypeError(f"must be a comma list of {', '.join(TAGS)}")
     return tags
 
 
@@ -189,6 +187,43 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--verbose", action="store_true", help="log every request")
 
 
+def _conformance_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "engine",
+        nargs="+",
+        metavar="COMMAND",
+        help="what starts the engine; it is told by environment variables to speak mux",
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument(
+        "--tags",
+        type=_tags,
+        default=TAGS,
+        metavar="LIST",
+        help="only the rules from there: seed (the specification), compat (the C engine), ours",
+    )
+    parser.add_argument(
+        "--wire",
+        choices=WIRES,
+        help="wire mode, set as COLIBRI_WIRE; default: not set, and judged as full if the "
+        "engine sends CAPS, else as seed",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=_number(0, 86400, above_low=True),
+        default=10.0,
+        metavar="S",
+        help="seconds after which a record does not come any more (default: 10)",
+    )
+    parser.add_argument(
+        "--start-timeout",
+        type=_number(0, 86400, above_low=True),
+        default=120.0,
+        metavar="S",
+        help="seconds that the engine may take to load (default: 120)",
+    )
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the whole command line."""
     parser = _Parser(
@@ -260,40 +295,7 @@ def make_parser() -> argparse.ArgumentParser:
         usage="colibri conformance [options] -- COMMAND...",
         help="judge an engine by the rules of the serve protocol",
     )
-    conformance.add_argument(
-        "engine",
-        nargs="+",
-        metavar="COMMAND",
-        help="what starts the engine; it is told by environment variables to speak mux",
-    )
-    conformance.add_argument("--json", action="store_true", help="as JSON")
-    conformance.add_argument(
-        "--tags",
-        type=_tags,
-        default=_TAGS,
-        metavar="LIST",
-        help="only the rules from there: seed (the specification), compat (the C engine), ours",
-    )
-    conformance.add_argument(
-        "--wire",
-        choices=("full", "seed", "upstream"),
-        help="wire mode, set as COLIBRI_WIRE; default: not set, and judged as full if the "
-        "engine sends CAPS, else as seed",
-    )
-    conformance.add_argument(
-        "--timeout",
-        type=_number(0, 86400, above_low=True),
-        default=10.0,
-        metavar="S",
-        help="seconds after which a record does not come any more (default: 10)",
-    )
-    conformance.add_argument(
-        "--start-timeout",
-        type=_number(0, 86400, above_low=True),
-        default=120.0,
-        metavar="S",
-        help="seconds that the engine may take to load (default: 120)",
-    )
+    _conformance_arguments(conformance)
     return parser
 
 
