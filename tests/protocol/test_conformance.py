@@ -235,8 +235,8 @@ def faulty(fault: str, log: Path, **options: Any) -> set[str]:
     # Starting engines takes the time here: only what is about the end needs one a rule.
     ending = fault == "exit-with-0"
     rules = [rule for rule in RULES if is_final(rule, "full") == ending and rule.start == Start()]
-    # Where many records do not come, each is waited for.
-    patience = 1 if fault == "fall-silent" else 4
+    # Where records do not come, each is waited for.
+    patience = 1 if fault in ("answer-nothing", "fall-silent", "ignore-stop") else 4
     outcome = judge([*command, *engine("glm4_moe_lite")], rules=rules, patience=patience, **options)
     return set(failed(outcome))
 

@@ -187,9 +187,7 @@ class Session:
         elif action.name == "signal":
             self.process.signal(action.value)
         elif action.name == "wait":
-            end = time.monotonic() + float(action.value)
-            while (left := end - time.monotonic()) > 0:
-                time.sleep(min(left, 0.05))
+            time.sleep(float(action.value))
         else:
             while (record := self.process.record()) is not None:
                 matcher.take(record)
@@ -246,7 +244,8 @@ class Suite:
         self._results: list[Result] = []
         self._unstartable: dict[Start, str] = {}
         self._told = 0
-        self.wire = settings.wire
+        # As the first engine shows, if nothing was said.
+        self._wire = settings.wire or "full"
 
     def run(self, transcripts: Iterable[Transcript], tags: Iterable[str]) -> Outcome:
         """Plays all transcripts of these tags.
@@ -268,14 +267,13 @@ class Suite:
             finally:
                 self._end()
         self._monitored(tags)
-        return Outcome(self.wire or "", sorted(self._results, key=lambda result: result.rule))
+        return Outcome(self._wire, sorted(self._results, key=lambda result: result.rule))
 
     def _ends_the_engine(self, transcript: Transcript) -> bool:
-        return is_final(transcript, self.wire or "full")
+        return is_final(transcript, self._wire)
 
     def _rule(self, transcript: Transcript, start: Start, folder: str) -> None:
-        wire = self.wire or "full"
-        if wire not in transcript.wires:
+        if self._wire not in transcript.wires:
             return
         outcome, detail, seen = "pass", "", b""
         try:
@@ -287,18 +285,20 @@ class Suite:
         except _NotOffered as error:
             outcome, detail = "skip", str(error)
         self._note_findings(transcript.rule)
-        if self._session is not None and (outcome == "fail" or is_final(transcript, wire)):
+        if self._session is not None and (outcome == "fail" or self._ends_the_engine(transcript)):
             self._end()
-        self._report(transcript, outcome, detail, seen)
+        about = transcript
+        self._result(
+            Result(about.rule, about.tag, about.section, about.text, outcome, detail, seen)
+        )
 
     def _play(self, transcript: Transcript, start: Start, folder: str) -> None:
-        wire = self.wire or "full"
-        steps = transcript.steps(wire)
+        steps = transcript.steps(self._wire)
         if steps and isinstance(steps[0], Action) and steps[0].name == "exit":
             refuse_to_start(self._settings, start, folder, steps[0])
             return
         session = self._session
-        whole = begins_with_ready(transcript, wire) and has_actions(transcript, wire)
+        whole = begins_with_ready(transcript, self._wire) and has_actions(transcript, self._wire)
         if (
             session is None
             or session.start != start
@@ -323,7 +323,7 @@ class Suite:
             self._unstartable[start] = after + str(error)
             raise EngineStartError(after + str(error), exit_code=EXIT_USAGE) from error
         self._told = 0
-        self.wire = self._session.wire
+        self._wire = self._session.wire
         return self._session
 
     def _end(self) -> None:
@@ -356,19 +356,6 @@ class Suite:
             self._result(
                 Result(ALWAYS + rule.id, rule.tag, rule.section, rule.text, outcome, detail, seen)
             )
-
-    def _report(self, transcript: Transcript, outcome: str, detail: str, seen: bytes) -> None:
-        self._result(
-            Result(
-                transcript.rule,
-                transcript.tag,
-                transcript.section,
-                transcript.text,
-                outcome,
-                detail,
-                seen,
-            )
-        )
 
     def _result(self, result: Result) -> None:
         self._results.append(result)
