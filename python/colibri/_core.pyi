@@ -96,6 +96,32 @@ def format_submit(
     """A complete SUBMIT frame; raises ``ValueError`` for values the wire cannot carry."""
 
 @final
+class Sampling:
+    """How tokens are drawn, with the names of the wire; ``colibri.Model`` checks the ranges."""
+
+    def __new__(
+        cls,
+        *,
+        temperature: float,
+        top_p: float,
+        top_k: int,
+        min_p: float,
+        repetition: float,
+        presence: float,
+        frequency: float,
+        bias: list[tuple[int, float]],
+        seed: int | None,
+    ) -> Self: ...
+
+def draw(
+    logits: bytes, sampling: Sampling, prompt: list[int], answer: list[int], uniform: float
+) -> tuple[int, bytes]:
+    """The token that ``uniform`` in [0, 1) stands for, and the scores (f32) it was drawn from.
+
+    ``logits`` is f32 ``[vocab]``, at least one; every id must be below vocab.
+    """
+
+@final
 class Token:
     @property
     def id(self) -> int: ...
@@ -131,9 +157,7 @@ class Model:
         self,
         prompt: str | list[int],
         max_tokens: int,
-        temperature: float,
-        top_p: float,
-        seed: int | None,
+        sampling: Sampling,
         stop: list[str],
     ) -> Generation: ...
 
