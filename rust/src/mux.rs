@@ -48,6 +48,8 @@ pub struct SessionOptions {
     pub model_name: String,
     /// Alternatives reported with each token of requests that do not say.
     pub default_topk: usize,
+    /// Seed of requests that name none; `None` draws one for each.
+    pub default_seed: Option<u64>,
     /// Which records are sent.
     pub wire: Wire,
 }
@@ -205,6 +207,7 @@ impl<'a> Session<'a> {
     fn submit(&mut self, submit: Submit) {
         let id = submit.id;
         let options = submit.options;
+        let seed = options.seed.or(self.options.default_seed);
         let sampling = Sampling {
             temperature: submit.temperature as f32,
             top_p: submit.top_p as f32,
@@ -214,7 +217,7 @@ impl<'a> Session<'a> {
             presence: options.presence.unwrap_or(0.0),
             frequency: options.frequency.unwrap_or(0.0),
             bias: options.bias,
-            seed: options.seed.unwrap_or_else(|| RandomState::new().hash_one(id)),
+            seed: seed.unwrap_or_else(|| RandomState::new().hash_one(id)),
         };
         let request = Request {
             id,

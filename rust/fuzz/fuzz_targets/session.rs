@@ -1,0 +1,176 @@
+//! A whole session on the oracle model: the input is stdin, the output must add up.
+#![no_main]
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::sync::{Arc, Condvar, LazyLock, Mutex};
+use std::time::Duration;
+
+use colibri::engine::Engine;
+use colibri::mux::frame::{Incoming, Record, RecordReader, RequestReader};
+use colibri::mux::{EXIT_BAD_FRAME, SessionOptions, Wire, serve_streams};
+use colibri::runner::RunnerOptions;
+use colibri_fuzz::{digest, pieces};
+use libfuzzer_sys::fuzz_target;
+
+const SLOTS: usize = 2;
+/// Bounds prompts and answers, so that a session takes milliseconds.
+const CTX: usize = 16;
+/// How long the next piece of input waits for output.
+const PACE: Duration = Duration::from_micros(300);
+
+static ENGINE: LazyLock<Mutex<Engine>> = LazyLock::new(|| {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let options = RunnerOptions {
+        slots: SLOTS,
+        ctx: Some(CTX),
+        threads: Some(1),
+        ..RunnerOptions::default()
+    };
+    let dir = root.join("tests/data/oracle/glm4_moe_lite");
+    Mutex::new(Engine::load(&dir, &options, &mut |_, _| {}).expect("the model loads"))
+});
+
+fuzz_target!(|data: &[u8]| {
+    let mut engine = ENGINE.lock().expect("a panic ends the process");
+    // Every session begins alike.
+    for slot in &mut engine.runner.slots {
+        slot.truncate_to(0);
+    }
+    let digest = digest(data);
+    let wire = match digest % 8 {
+        0 => Wire::Seed,
+        1 => Wire::Upstream,
+        _ => Wire::Full,
+    };
+    let options =
+        SessionOptions { model_name: "fuzz".into(), default_topk: 0, default_seed: Some(1), wire };
+    let output = Output::default();
+    // All at once is the same every time; in pieces, requests meet answers on their way.
+    let input: Vec<Vec<u8>> = if digest & 8 == 0 {
+        vec![data.to_vec()]
+    } else {
+        pieces(data).into_iter().map(<[u8]>::to_vec).collect()
+    };
+    let reader = Input { pieces: input.into_iter(), rest: Vec::new(), output: output.clone() };
+    let code = serve_streams(&mut engine, &options, reader, output.clone())
+        .expect("the writer takes everything");
+    assert!(engine.active_ids().is_empty());
+    let written = output.0.0.lock().expect("the session is over").clone();
+    check(&sent(data, wire), &written, code);
+});
+
+/// Bytes written, and what tells that there are more.
+#[derive(Clone, Default)]
+struct Output(Arc<(Mutex<Vec<u8>>, Condvar)>);
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.0.lock().expect("no holder panics").extend_from_slice(bytes);
+        self.0.1.notify_all();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Gives one piece after the other, each once something was written or enough time is over.
+struct Input {
+    pieces: std::vec::IntoIter<Vec<u8>>,
+    rest: Vec<u8>,
+    output: Output,
+}
+
+impl Read for Input {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        if self.rest.is_empty() {
+            self.rest = self.pieces.next().unwrap_or_default();
+            if self.pieces.len() > 0 {
+                let (written, more) = &*self.output.0;
+                let written = written.lock().expect("no holder panics");
+                drop(more.wait_timeout(written, PACE).expect("no holder panics"));
+            }
+        }
+        let taken = self.rest.len().min(buffer.len());
+        buffer[..taken].copy_from_slice(&self.rest[..taken]);
+        self.rest.drain(..taken);
+        Ok(taken)
+    }
+}
+
+/// What the engine has to answer.
+#[derive(Default)]
+struct Sent {
+    /// Requests by id that end in one DONE or ERROR, refused ones too.
+    answers: HashMap<u64, usize>,
+    /// STOP and CANCEL by id, which may find nothing.
+    controls: HashMap<u64, usize>,
+    lost: bool,
+}
+
+fn sent(data: &[u8], wire: Wire) -> Sent {
+    let mut reader = RequestReader::new(wire.submit_options(), SLOTS);
+    reader.feed(data);
+    reader.finish();
+    let mut sent = Sent::default();
+    while let Some(incoming) = reader.next() {
+        match incoming {
+            Incoming::Submit(submit) => *sent.answers.entry(submit.id).or_default() += 1,
+            Incoming::Refused { id, .. } => *sent.answers.entry(id).or_default() += 1,
+            Incoming::Stop(id) | Incoming::Cancel(id) => {
+                *sent.controls.entry(id).or_default() += 1;
+            }
+            Incoming::Lost { .. } => sent.lost = true,
+        }
+    }
+    sent
+}
+
+fn check(sent: &Sent, written: &[u8], code: i32) {
+    assert_eq!(code, if sent.lost { EXIT_BAD_FRAME } else { 0 });
+    let mut reader = RecordReader::new();
+    reader.feed(written);
+    let mut answers: HashMap<u64, usize> = HashMap::new();
+    let mut not_found: HashMap<u64, usize> = HashMap::new();
+    // DATA records of each turn in flight.
+    let mut turns: HashMap<u64, u64> = HashMap::new();
+    let mut bad_frames = 0;
+    while let Some(record) = reader.next() {
+        match record {
+            Record::Unknown(_) | Record::Malformed { .. } => panic!("written: {record:?}"),
+            Record::Accept { id, .. } => {
+                assert!(turns.insert(id, 0).is_none(), "{id} is in flight");
+            }
+            Record::Data { id, .. } => *turns.entry(id).or_default() += 1,
+            Record::Done { id, turn } => {
+                let data = turns.remove(&id).unwrap_or(0);
+                assert_eq!(turn.stat.emitted, data, "DATA records of {id}");
+                assert!(turn.prompt_tokens + turn.stat.emitted <= CTX as u64);
+                *answers.entry(id).or_default() += 1;
+            }
+            Record::Error { id, code, .. } => match code.as_str() {
+                "NOT_FOUND" => *not_found.entry(id).or_default() += 1,
+                "BAD_FRAME" => bad_frames += 1,
+                "CANCELLED" => {
+                    turns.remove(&id);
+                    *answers.entry(id).or_default() += 1;
+                }
+                "BAD_REQUEST" | "SLOT_BUSY" | "DUPLICATE_ID" | "EMPTY_PROMPT"
+                | "CONTEXT_EXCEEDED" => *answers.entry(id).or_default() += 1,
+                // The model and its disk are sound, so ENGINE must not come either.
+                _ => panic!("{id} ended with {code}"),
+            },
+            _ => {}
+        }
+    }
+    assert_eq!(reader.buffered(), 0, "the output ends within a record");
+    assert!(turns.is_empty(), "turns without an end: {:?}", turns.keys());
+    assert_eq!(answers, sent.answers, "ends of requests by id");
+    assert_eq!(bad_frames, usize::from(sent.lost));
+    for (id, times) in not_found {
+        assert!(times <= sent.controls.get(&id).copied().unwrap_or(0), "{id} was not asked for");
+    }
+}
