@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CRATE = ROOT / "rust" / "fuzz"
 BUILD = ROOT / "target" / "fuzz"
 # Longest inputs: beyond the longest header, and beyond what is tokenised at once.
-TARGETS = {"frames": 8192, "session": 20480}
+TARGETS = {"frames": 5120, "session": 20480}
 # What cargo-fuzz passes with `--sanitizer none`, and nothing that needs a nightly compiler.
 COVERAGE = [
     "--cfg",

@@ -11,14 +11,15 @@ use colibri::engine::Engine;
 use colibri::mux::frame::{Incoming, Record, RecordReader, RequestReader};
 use colibri::mux::{EXIT_BAD_FRAME, SessionOptions, Wire, serve_streams};
 use colibri::runner::RunnerOptions;
-use colibri_fuzz::{digest, pieces};
+use colibri_fuzz::digest;
 use libfuzzer_sys::fuzz_target;
 
 const SLOTS: usize = 2;
 /// Bounds prompts and answers, so that a session takes milliseconds.
 const CTX: usize = 16;
 /// How long the next piece of input waits for output.
-const PACE: Duration = Duration::from_micros(300);
+const PACE: Duration = Duration::from_micros(200);
+const MAX_WAITS: usize = 8;
 
 static ENGINE: LazyLock<Mutex<Engine>> = LazyLock::new(|| {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -47,19 +48,31 @@ fuzz_target!(|data: &[u8]| {
     let options =
         SessionOptions { model_name: "fuzz".into(), default_topk: 0, default_seed: Some(1), wire };
     let output = Output::default();
-    // All at once is the same every time; in pieces, requests meet answers on their way.
-    let input: Vec<Vec<u8>> = if digest & 8 == 0 {
-        vec![data.to_vec()]
-    } else {
-        pieces(data).into_iter().map(<[u8]>::to_vec).collect()
-    };
-    let reader = Input { pieces: input.into_iter(), rest: Vec::new(), output: output.clone() };
+    // All at once is the same every time; line by line, requests meet answers on their way.
+    let (input, waits) =
+        if digest & 8 == 0 { (vec![data.to_vec()], 0) } else { (requests(data), digest >> 4 & 3) };
+    let reader =
+        Input { pieces: input.into_iter(), rest: Vec::new(), waits, output: output.clone() };
     let code = serve_streams(&mut engine, &options, reader, output.clone())
         .expect("the writer takes everything");
     assert!(engine.active_ids().is_empty());
     let written = output.0.0.lock().expect("the session is over").clone();
-    check(&sent(data, wire), &written, code);
+    check(&sent(data, wire), &written, code, wire);
 });
+
+/// The input, cut where lines begin that may be requests, at most `MAX_WAITS` times.
+fn requests(data: &[u8]) -> Vec<Vec<u8>> {
+    let begins = |line: &[u8]| line.starts_with(b"S") || line.starts_with(b"C");
+    let mut pieces = vec![Vec::new()];
+    for line in data.split_inclusive(|&byte| byte == b'\n') {
+        if pieces.len() <= MAX_WAITS && begins(line) {
+            pieces.push(Vec::new());
+        }
+        pieces.last_mut().expect("one is there").extend_from_slice(line);
+    }
+    pieces.retain(|piece| !piece.is_empty());
+    pieces
+}
 
 /// Bytes written, and what tells that there are more.
 #[derive(Clone, Default)]
@@ -77,10 +90,11 @@ impl Write for Output {
     }
 }
 
-/// Gives one piece after the other, each once something was written or enough time is over.
+/// Gives one piece after the other, each after some writes or enough time without one.
 struct Input {
     pieces: std::vec::IntoIter<Vec<u8>>,
     rest: Vec<u8>,
+    waits: u64,
     output: Output,
 }
 
@@ -88,7 +102,7 @@ impl Read for Input {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         if self.rest.is_empty() {
             self.rest = self.pieces.next().unwrap_or_default();
-            if self.pieces.len() > 0 {
+            for _ in 0..self.waits {
                 let (written, more) = &*self.output.0;
                 let written = written.lock().expect("no holder panics");
                 drop(more.wait_timeout(written, PACE).expect("no holder panics"));
@@ -129,7 +143,7 @@ fn sent(data: &[u8], wire: Wire) -> Sent {
     sent
 }
 
-fn check(sent: &Sent, written: &[u8], code: i32) {
+fn check(sent: &Sent, written: &[u8], code: i32, wire: Wire) {
     assert_eq!(code, if sent.lost { EXIT_BAD_FRAME } else { 0 });
     let mut reader = RecordReader::new();
     reader.feed(written);
@@ -138,15 +152,25 @@ fn check(sent: &Sent, written: &[u8], code: i32) {
     // DATA records of each turn in flight.
     let mut turns: HashMap<u64, u64> = HashMap::new();
     let mut bad_frames = 0;
+    // Whose DATA came just before.
+    let mut last = None;
     while let Some(record) = reader.next() {
+        let before = last.take();
         match record {
             Record::Unknown(_) | Record::Malformed { .. } => panic!("written: {record:?}"),
             Record::Accept { id, .. } => {
                 assert!(turns.insert(id, 0).is_none(), "{id} is in flight");
             }
-            Record::Data { id, .. } => *turns.entry(id).or_default() += 1,
+            Record::Data { id, .. } => {
+                assert!(turns.contains_key(&id) || !wire.has_accept(), "{id} was not accepted");
+                *turns.entry(id).or_default() += 1;
+                last = Some(id);
+            }
+            Record::Topk { id, .. } => assert_eq!(before, Some(id), "TOPK belongs behind its DATA"),
             Record::Done { id, turn } => {
-                let data = turns.remove(&id).unwrap_or(0);
+                let data = turns.remove(&id);
+                assert!(data.is_some() || !wire.has_accept(), "{id} was not accepted");
+                let data = data.unwrap_or(0);
                 assert_eq!(turn.stat.emitted, data, "DATA records of {id}");
                 assert!(turn.prompt_tokens + turn.stat.emitted <= CTX as u64);
                 *answers.entry(id).or_default() += 1;
