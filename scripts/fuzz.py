@@ -144,8 +144,11 @@ def main() -> int:
         )
         print("hint: install g++ or clang, or name another one in CXX", file=sys.stderr)
         return 1
-    targets = [args.target] if args.target else list(TARGETS)
-    programs = build(targets)
+    try:
+        programs = build([args.target] if args.target else list(TARGETS))
+    except subprocess.CalledProcessError as error:
+        print(f"error: the targets could not be built (code {error.returncode})", file=sys.stderr)
+        return 1
     sound = True
     for target, program in programs.items():
         outcomes = fuzz(program, target, args.seconds, args.jobs)

@@ -231,6 +231,12 @@ def make_parser() -> argparse.ArgumentParser:
     _engine_arguments(chat)
     _sampling_arguments(chat, max_tokens="what the context leaves")
     chat.add_argument("--system", metavar="TEXT", help="system message")
+    chat.add_argument(
+        "--legacy",
+        action="store_true",
+        help="speak the protocol of one answer at a time, which older engines know; answers have "
+        "256 tokens then, unless --max-tokens says otherwise, and /more continues them",
+    )
 
     run = commands.add_parser("run", help="print the continuation of a prompt")
     run.add_argument("prompt", metavar="PROMPT", help="the text; '-' reads it from stdin")

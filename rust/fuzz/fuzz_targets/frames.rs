@@ -95,8 +95,8 @@ fn check_written(record: &Record) {
     if *record == Record::Ready {
         // The second one is a line like any other.
         assert_eq!(read, [Record::Ready, Record::Unknown(READY[..READY.len() - 1].to_vec())]);
-    } else if matches!(record, Record::Unknown(line) if line.ends_with(b"\r")) {
-        // One carriage return goes with each newline.
+    } else if written.ends_with(b"\r\n") && !matches!(record, Record::Data { .. }) {
+        // A line that ends in several carriage returns loses one each time.
     } else {
         assert!(again == written, "{} became {}", written.escape_ascii(), again.escape_ascii());
         let kept = matches!(record, Record::Malformed { .. }) || read.len() == 2;
