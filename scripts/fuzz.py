@@ -19,8 +19,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CRATE = ROOT / "rust" / "fuzz"
 BUILD = ROOT / "target" / "fuzz"
-# Longest inputs: beyond the longest header, and beyond what is tokenised at once.
-TARGETS = {"frames": 5120, "session": 20480}
+# With the longest inputs: beyond the longest header, and beyond what is tokenised at once.
+TARGETS = {"frames": 5120, "legacy": 5120, "session": 20480}
+UPDATE = "cargo update --workspace --manifest-path rust/fuzz/Cargo.toml"
 # What cargo-fuzz passes with `--sanitizer none`, and nothing that needs a nightly compiler.
 COVERAGE = [
     "--cfg",
@@ -148,6 +149,7 @@ def main() -> int:
         programs = build([args.target] if args.target else list(TARGETS))
     except subprocess.CalledProcessError as error:
         print(f"error: the targets could not be built (code {error.returncode})", file=sys.stderr)
+        print(f"hint: if the crate's dependencies changed: {UPDATE}", file=sys.stderr)
         return 1
     sound = True
     for target, program in programs.items():

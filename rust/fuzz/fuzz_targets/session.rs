@@ -2,16 +2,13 @@
 #![no_main]
 
 use std::collections::HashMap;
-use std::io::{Read, Write};
-use std::path::Path;
-use std::sync::{Arc, Condvar, LazyLock, Mutex};
+use std::sync::{LazyLock, Mutex};
 use std::time::Duration;
 
 use colibri::engine::Engine;
 use colibri::mux::frame::{Incoming, Record, RecordReader, RequestReader};
 use colibri::mux::{EXIT_BAD_FRAME, SessionOptions, Wire, serve_streams};
-use colibri::runner::RunnerOptions;
-use colibri_fuzz::digest;
+use colibri_fuzz::{Input, Output, digest, oracle};
 use libfuzzer_sys::fuzz_target;
 
 const SLOTS: usize = 2;
@@ -21,17 +18,7 @@ const CTX: usize = 16;
 const PACE: Duration = Duration::from_micros(200);
 const MAX_WAITS: usize = 8;
 
-static ENGINE: LazyLock<Mutex<Engine>> = LazyLock::new(|| {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let options = RunnerOptions {
-        slots: SLOTS,
-        ctx: Some(CTX),
-        threads: Some(1),
-        ..RunnerOptions::default()
-    };
-    let dir = root.join("tests/data/oracle/glm4_moe_lite");
-    Mutex::new(Engine::load(&dir, &options, &mut |_, _| {}).expect("the model loads"))
-});
+static ENGINE: LazyLock<Mutex<Engine>> = LazyLock::new(|| Mutex::new(oracle(SLOTS, CTX)));
 
 fuzz_target!(|data: &[u8]| {
     let mut engine = ENGINE.lock().expect("a panic ends the process");
@@ -51,13 +38,11 @@ fuzz_target!(|data: &[u8]| {
     // All at once is the same every time; line by line, requests meet answers on their way.
     let (input, waits) =
         if digest & 8 == 0 { (vec![data.to_vec()], 0) } else { (requests(data), digest >> 4 & 3) };
-    let reader =
-        Input { pieces: input.into_iter(), rest: Vec::new(), waits, output: output.clone() };
+    let reader = Input::new(input, waits, PACE, &output);
     let code = serve_streams(&mut engine, &options, reader, output.clone())
         .expect("the writer takes everything");
     assert!(engine.active_ids().is_empty());
-    let written = output.0.0.lock().expect("the session is over").clone();
-    check(&sent(data, wire), &written, code, wire);
+    check(&sent(data, wire), &output.bytes(), code, wire);
 });
 
 /// The input, cut where lines begin that may be requests, at most `MAX_WAITS` times.
@@ -72,47 +57,6 @@ fn requests(data: &[u8]) -> Vec<Vec<u8>> {
     }
     pieces.retain(|piece| !piece.is_empty());
     pieces
-}
-
-/// Bytes written, and what tells that there are more.
-#[derive(Clone, Default)]
-struct Output(Arc<(Mutex<Vec<u8>>, Condvar)>);
-
-impl Write for Output {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.0.lock().expect("no holder panics").extend_from_slice(bytes);
-        self.0.1.notify_all();
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-/// Gives one piece after the other, each after some writes or enough time without one.
-struct Input {
-    pieces: std::vec::IntoIter<Vec<u8>>,
-    rest: Vec<u8>,
-    waits: u64,
-    output: Output,
-}
-
-impl Read for Input {
-    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        if self.rest.is_empty() {
-            self.rest = self.pieces.next().unwrap_or_default();
-            for _ in 0..self.waits {
-                let (written, more) = &*self.output.0;
-                let written = written.lock().expect("no holder panics");
-                drop(more.wait_timeout(written, PACE).expect("no holder panics"));
-            }
-        }
-        let taken = self.rest.len().min(buffer.len());
-        buffer[..taken].copy_from_slice(&self.rest[..taken]);
-        self.rest.drain(..taken);
-        Ok(taken)
-    }
 }
 
 /// What the engine has to answer.

@@ -1,7 +1,86 @@
 //! What the fuzz targets share.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use colibri::engine::Engine;
+use colibri::runner::RunnerOptions;
+
+/// Folder of the model that sessions run on.
+pub fn oracle_dir() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/oracle/glm4_moe_lite")
+}
+
+/// The oracle model on one thread; `ctx` bounds prompts and answers, and so the time they take.
+pub fn oracle(slots: usize, ctx: usize) -> Engine {
+    let options =
+        RunnerOptions { slots, ctx: Some(ctx), threads: Some(1), ..RunnerOptions::default() };
+    Engine::load(&oracle_dir(), &options, &mut |_, _| {}).expect("the model loads")
+}
+
+/// Collects what a session writes.
+#[derive(Clone, Default)]
+pub struct Output(Arc<(Mutex<Vec<u8>>, Condvar)>);
+
+impl Output {
+    /// Waits for the next write, or until enough time is over.
+    pub fn wait(&self, longest: Duration) {
+        let (written, more) = &*self.0;
+        let written = written.lock().expect("no holder panics");
+        drop(more.wait_timeout(written, longest).expect("no holder panics"));
+    }
+
+    /// Everything so far.
+    pub fn bytes(&self) -> Vec<u8> {
+        self.0.0.lock().expect("no holder panics").clone()
+    }
+}
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.0.lock().expect("no holder panics").extend_from_slice(bytes);
+        self.0.1.notify_all();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Gives one piece of input with each read, the later ones after so many writes or pauses.
+pub struct Input {
+    pieces: std::vec::IntoIter<Vec<u8>>,
+    rest: Vec<u8>,
+    waits: u64,
+    longest: Duration,
+    output: Output,
+}
+
+impl Input {
+    /// None of `pieces` may be empty: that is the end of input.
+    pub fn new(pieces: Vec<Vec<u8>>, waits: u64, longest: Duration, output: &Output) -> Self {
+        let output = output.clone();
+        Self { pieces: pieces.into_iter(), rest: Vec::new(), waits, longest, output }
+    }
+}
+
+impl Read for Input {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        if self.rest.is_empty() {
+            (0..self.waits).for_each(|_| self.output.wait(self.longest));
+            self.rest = self.pieces.next().unwrap_or_default();
+        }
+        let taken = self.rest.len().min(buffer.len());
+        buffer[..taken].copy_from_slice(&self.rest[..taken]);
+        self.rest.drain(..taken);
+        Ok(taken)
+    }
+}
 
 /// Cuts `data` into pieces of lengths that follow from its bytes, so that inputs stay plain wire
 /// text and every one has a split of its own.
