@@ -99,7 +99,7 @@ class RequestReader:
         Kinds and their fields::
 
             SUBMIT   {id, slot, max_tokens, temperature, top_p, topk: int | None,
-                      payload: bytes}
+                      token_ids: list[int], payload: bytes}   those of stop_ids and bias
             STOP     {id}
             CANCEL   {id}
             REFUSED  {id, detail}     to be answered by BAD_REQUEST; id 0 if it is unreadable
