@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from itertools import count
@@ -78,9 +77,9 @@ class EngineState:
 class Turn:
     """One request in the engine.
 
-    Iterate for its events; the iteration ends after ``Done``. Exactly one of these is called to
-    end it early: ``stop`` (the answer is complete) or ``cancel`` (nobody wants it). The engine is
-    finished with the slot only when ``on_end`` was called, which may be after the last consumer
+    Take its events until there are none, which is after ``Done``. Exactly one of these is called
+    to end it early: ``stop`` (the answer is complete) or ``cancel`` (nobody wants it). The engine
+    is finished with the slot only when ``on_end`` was called, which may be after the last consumer
     has gone.
 
     Back-pressure: the wire cannot pause one request, and the reader must not wait for one slow
@@ -94,15 +93,15 @@ class Turn:
         self.slot = slot
         self.perf: frames.Perf | None = None
         self._on_end = on_end
-        self._events: deque[Event] = deque()
-        self._wake = asyncio.Event()
+        self._events: list[Event] = []
+        self._waiting: asyncio.Future[None] | None = None
         self._error: Exception | None = None
         self._ended = False
         self._abandoned = False
         self._send: Callable[[bytes], None] = _discard
 
-    async def next(self) -> Event | None:
-        """Returns the next event, ``None`` after the last; safe to cancel and call again.
+    async def take(self) -> list[Event]:
+        """Waits for events and returns all there are, none after the last; safe to cancel.
 
         Raises:
             RequestError: the engine refused it.
@@ -112,10 +111,11 @@ class Turn:
             if self._error is not None:
                 raise self._error
             if self._ended:
-                return None
-            self._wake.clear()
-            await self._wake.wait()
-        return self._events.popleft()
+                return []
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        events, self._events = self._events, []
+        return events
 
     def stop(self) -> None:
         """Asks the engine to end the turn as a success; ``Done`` follows."""
@@ -149,7 +149,7 @@ class Turn:
                 # Alternatives are advisory; text is not.
                 return
         self._events.append(event)
-        self._wake.set()
+        self._wake()
 
     def end(self, error: Exception | None = None) -> None:
         """Marks the engine as finished with it."""
@@ -157,8 +157,15 @@ class Turn:
             return
         self._ended = True
         self._error = error
-        self._wake.set()
+        self._wake()
         self._on_end()
+
+    def _wake(self) -> None:
+        # Once for all that one read of the pipe brings: the consumer runs after the reader.
+        if self._waiting is not None:
+            if not self._waiting.done():
+                self._waiting.set_result(None)
+            self._waiting = None
 
 
 def _discard(_frame: bytes) -> None:

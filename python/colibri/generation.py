@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import codecs
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -126,7 +125,7 @@ class Generation:
         inside = prompt.thinks and prompt.text.rstrip().endswith("<think>")
         self._think = ThinkFilter(inside=inside) if prompt.thinks else None
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._out: deque[Delta] = deque()
+        self._out: list[Delta] = []
         self._topk: list[list[dict[str, Any]]] = []
         self._tokens = 0
         self._last_token_counts = False
@@ -140,7 +139,7 @@ class Generation:
 
     @property
     def result(self) -> Result:
-        """How the turn ended; only after ``next`` has returned ``None``."""
+        """How the turn ended; only after ``take`` has returned nothing."""
         if self._result is None:
             raise RuntimeError("the turn has not ended")
         return self._result
@@ -170,13 +169,7 @@ class Generation:
         lease = await self._admission.acquire(self._prompt.affinity)
         self.queue_wait_ms = (self._clock() - asked_at) * 1000
         self._turn = self._submit(lease)
-        event = await self._turn.next()
-        if not isinstance(event, frames.Accept):
-            # Engines of the first protocol version send no ACCEPT.
-            if event is not None:
-                self._take(self._turn, event)
-            return
-        self.prompt_tokens = event.prompt_tokens
+        await self._take_events(self._turn)
 
     def _submit(self, lease: Lease) -> Turn:
         prompt, engine = self._prompt, self._engine
@@ -199,18 +192,26 @@ class Generation:
             lease.release()
             raise
 
-    async def next(self) -> Delta | None:
-        """Returns the next piece, ``None`` at the end; safe to cancel and call again."""
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        while deltas := await self.take():
+            for delta in deltas:
+                yield delta
+
+    async def take(self) -> list[Delta]:
+        """Waits for pieces and returns all there are, none at the end; safe to cancel."""
         if self._turn is None:
             raise RuntimeError("start() comes first")
-        while not self._out:
-            if self._result is not None:
-                return None
-            event = await self._turn.next()
-            if event is None:
+        while not self._out and self._result is None:
+            if not await self._take_events(self._turn):
                 raise EngineError("the engine ended the request without figures")
-            self._take(self._turn, event)
-        return self._out.popleft()
+        out, self._out = self._out, []
+        return out
+
+    async def _take_events(self, turn: Turn) -> bool:
+        events = await turn.take()
+        for event in events:
+            self._take(turn, event)
+        return bool(events)
 
     def stop(self) -> None:
         """Ends the answer here, as a success."""
@@ -220,15 +221,18 @@ class Generation:
 
     def _take(self, turn: Turn, event: frames.Record) -> None:
         match event:
-            case frames.Prefill():
-                if self._cached_tokens is None:
-                    self._cached_tokens = event.done
-                self._out.append(Progress(event.done, event.total))
             case frames.Data():
                 if self._first_token_at is None:
                     self._first_token_at = self._clock()
                 for token in event.tokens():
                     self._token(turn, token)
+            case frames.Accept():
+                # Engines of the first protocol version send none.
+                self.prompt_tokens = event.prompt_tokens
+            case frames.Prefill():
+                if self._cached_tokens is None:
+                    self._cached_tokens = event.done
+                self._out.append(Progress(event.done, event.total))
             case frames.TopK():
                 # An engine may send them unasked (SERVE_TOPK=1), and they make replies large.
                 if self._prompt.topk and self._last_token_counts:

@@ -50,8 +50,8 @@ def submit(engine: Engine, prompt: str = "a b c", **fields: Any) -> Turn:
 
 async def events(turn: Turn) -> list[Event]:
     out = []
-    while (event := await turn.next()) is not None:
-        out.append(event)
+    while some := await turn.take():
+        out += some
     return out
 
 
@@ -228,7 +228,7 @@ async def test_cancel_frees_the_slot_when_the_engine_says_so(fake: Fake) -> None
         await engine.wait_ready()
         ended: list[bool] = []
         turn = submit(engine, on_end=lambda: ended.append(True))
-        await turn.next()
+        await turn.take()
         turn.cancel()
         turn.cancel()
         assert ended == []
@@ -244,7 +244,7 @@ async def test_stop_ends_as_a_success(fake: Fake) -> None:
     async with Running(fake(repeat=1000, token_s=0.005)) as engine:
         await engine.wait_ready()
         turn = submit(engine)
-        await turn.next()
+        await turn.take()
         turn.stop()
         assert isinstance((await events(turn))[-1], frames.Done)
 
@@ -342,9 +342,9 @@ async def test_stopping_lets_requests_finish(fake: Fake) -> None:
     async with running as engine:
         await engine.wait_ready()
         turn = submit(engine)
-        await turn.next()
+        got = await turn.take()
         await engine.stop(step_s=5.0)
-        assert text(await events(turn)) == "Hello there, friend."
+        assert text(got + await events(turn)) == "Hello there, friend."
         assert engine.state.name == "stopped"
     assert files.received[-1] == "EOF"
 
@@ -354,7 +354,7 @@ async def test_a_deaf_engine_is_ended_by_force(fake: Fake) -> None:
     async with Running(files) as engine:
         await engine.wait_ready()
         turn = submit(engine, max_tokens=60)
-        await turn.next()
+        await turn.take()
         await engine.stop(step_s=0.1)
         with pytest.raises(EngineDied):
             await events(turn)

@@ -10,7 +10,7 @@ from tornado.iostream import StreamClosedError
 
 from colibri.admission import chat_affinity
 from colibri.errors import ColibriError, RequestError
-from colibri.generation import Generation, Progress, Prompt, Result, Text
+from colibri.generation import Delta, Generation, Prompt, Result, Text
 from colibri.handlers.base import Auth, BaseHandler, describe_error
 from colibri.openai.json import dumps
 from colibri.openai.schema import Sampling, check_prompt_size, engine_options, parse_chat
@@ -79,7 +79,7 @@ class GenerationHandler(BaseHandler):
     async def _whole(self, generation: Generation, reply: Reply) -> None:
         await generation.start()
         parts: dict[str, list[str]] = {"content": [], "reasoning": []}
-        while (delta := await generation.next()) is not None:
+        async for delta in generation:
             if isinstance(delta, Text):
                 parts[delta.kind].append(delta.text)
         result = generation.result
@@ -127,28 +127,39 @@ class GenerationHandler(BaseHandler):
     chat_shape: ClassVar[bool] = True
 
     async def _send_deltas(self, generation: Generation, chunks: ChunkWriter) -> None:
-        while True:
-            try:
-                async with asyncio.timeout(self.service.keepalive_s):
-                    delta = await generation.next()
-            except TimeoutError:
-                await self._send(comment("keepalive"))
-                continue
-            match delta:
-                case Text(kind, text):
-                    await self._send(chunks.text(kind, text))
-                case Progress(done, total):
-                    await self._send(comment(f"prefill {done}/{total}"))
-                case None:
-                    break
+        try:
+            self._watch_silence()
+            while deltas := await generation.take():
+                await self._send(b"".join([_event(chunks, delta) for delta in deltas]))
+        finally:
+            self._silence.cancel()
         result = generation.result
         figures = chunks.figures(result.usage(), self._colibri(result))
         await self._send(chunks.finish(result.finish_reason) + figures)
 
     async def _send(self, data: bytes) -> None:
-        # Waiting for each flush is the back-pressure of a client that reads slowly.
         self.write(data)
-        await self.flush()
+        sent = self.flush()
+        self._sent_at = asyncio.get_running_loop().time()
+        # This is the back-pressure of a client that reads slowly. What the socket took at once
+        # needs no waiting, which would be a task switch for each token.
+        if self.is_sending() or self.request_closed():
+            await sent
+
+    def _watch_silence(self) -> None:
+        """Sends a comment whenever nothing was sent for a while.
+
+        One timer for the whole stream, which looks when the last event was sent: one for each
+        token would cost more than the token.
+        """
+        loop = asyncio.get_running_loop()
+        silent_s = loop.time() - self._sent_at
+        if silent_s >= self.service.keepalive_s:
+            silent_s = 0.0
+            if not self.is_sending():
+                self.write(comment("keepalive"))
+                self.flush()
+        self._silence = loop.call_later(self.service.keepalive_s - silent_s, self._watch_silence)
 
     def _break_stream(self, error: Exception) -> None:
         """Ends a stream that has begun with an error event and without ``[DONE]``."""
@@ -156,6 +167,12 @@ class GenerationHandler(BaseHandler):
             log.error("%s failed within its stream", self.request_id, exc_info=error)
         _, body, _ = describe_error(error, 500, self.request_id)
         self.finish(sse(dumps(body)))
+
+
+def _event(chunks: ChunkWriter, delta: Delta) -> bytes:
+    if isinstance(delta, Text):
+        return chunks.text(delta.kind, delta.text)
+    return comment(f"prefill {delta.done}/{delta.total}")
 
 
 class ChatHandler(GenerationHandler):
