@@ -33,6 +33,8 @@ from measure import spread, write_report
 
 SCRIPTED_ENGINE = Path(__file__).with_name("scripted_engine.py")
 PROFILE_LINES = 25
+# Of each answer: the role, the reason of its end, the figures, [DONE].
+OTHER_EVENTS = 4
 # Steps a second, 0 for no pause between them, and tokens of each answer.
 LOADS = {"flood": (0, 1000), "paced": (200, 800), "calm": (50, 200)}
 
@@ -91,14 +93,24 @@ class Server:
         self.streams, self.tokens, self.timed = args.streams, tokens, pace > 0
 
     def round(self) -> dict[str, float]:
-        load = stream_all(self.port, self.process.pid, self.streams, self.tokens, timed=self.timed)
+        bodies = [
+            {
+                "messages": [{"role": "user", "content": f"Tell story {i}."}],
+                "max_tokens": self.tokens,
+                "stream": True,
+            }
+            for i in range(self.streams)
+        ]
+        path = "/v1/chat/completions"
+        load = stream_all(self.port, self.process.pid, path, bodies, timed=self.timed)
+        texts = load.events - OTHER_EVENTS * self.streams
         tokens = self.streams * self.tokens
         figures = {
             "tokens_per_wall_s": round(tokens / load.wall_s),
             "tokens_per_cpu_s": round(tokens / load.cpu_s),
             "cpu_us_per_token": round(1e6 * load.cpu_s / tokens, 2),
             "cpu_share": round(load.cpu_s / load.wall_s, 3),
-            "events_per_token": round(load.events / tokens, 3),
+            "events_per_token": round(texts / tokens, 3),
         }
         if self.timed:
             cuts = statistics.quantiles(load.latencies_us, n=100)

@@ -8,14 +8,13 @@ import selectors
 import socket
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from measure import cpu_seconds
 
 READ_BYTES = 1 << 16
 EVENT = b"data: "
 LAST = b"data: [DONE]\n\n"
-# Of each answer: the role, the reason of its end, the figures, [DONE].
-OTHER_EVENTS = 4
 TIME_WRITTEN = re.compile(rb'"content":" *(\d+)"')
 
 
@@ -24,7 +23,7 @@ class Load:
     """What the clients saw.
 
     Attributes:
-        events: events that carried text.
+        events: events of all kinds.
         bytes: bytes received, HTTP included.
         wall_s: from the first text of any answer to the end of the last.
         cpu_s: the server's processor time between these two.
@@ -41,9 +40,9 @@ class Load:
 class Client:
     """One connection."""
 
-    def __init__(self, port: int, number: int, max_tokens: int) -> None:
+    def __init__(self, port: int, path: str, body: dict[str, Any]) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port))
-        self.socket.sendall(request(number, max_tokens))
+        self.socket.sendall(request(path, body))
         self.socket.setblocking(False)
         # The end of what was read, in which an event may begin.
         self._tail = b""
@@ -64,12 +63,12 @@ class Client:
 
 
 def stream_all(
-    port: int, server_pid: int, streams: int, max_tokens: int, *, timed: bool = False
+    port: int, server_pid: int, path: str, bodies: list[dict[str, Any]], *, timed: bool = False
 ) -> Load:
-    """Streams that many answers at once to their ends."""
+    """Streams the answers to all requests at once to their ends."""
     selector = selectors.DefaultSelector()
-    for i in range(streams):
-        client = Client(port, i, max_tokens)
+    for body in bodies:
+        client = Client(port, path, body)
         selector.register(client.socket, selectors.EVENT_READ, client)
     load = Load()
     wall, cpu = 0.0, 0.0
@@ -78,21 +77,19 @@ def stream_all(
             if key.data.read(load, timed=timed):
                 selector.unregister(key.fileobj)
                 key.data.socket.close()
-        if wall == 0.0 and load.events > streams:
-            # Each answer begins with its role, so this is the first text.
+        if wall == 0.0 and load.events > len(bodies):
+            # A chat begins with its role, so this is the first text.
             wall, cpu = time.monotonic(), cpu_seconds(server_pid)
     load.wall_s = time.monotonic() - wall
     load.cpu_s = cpu_seconds(server_pid) - cpu
-    load.events -= OTHER_EVENTS * streams
     selector.close()
     return load
 
 
-def request(number: int, max_tokens: int) -> bytes:
-    message = {"role": "user", "content": f"Tell story {number}."}
-    body = json.dumps({"messages": [message], "max_tokens": max_tokens, "stream": True}).encode()
+def request(path: str, body: dict[str, Any]) -> bytes:
+    data = json.dumps(body).encode()
     head = (
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
     )
-    return head.encode() + body
+    return head.encode() + data
