@@ -202,6 +202,8 @@ class Engine:
         self._process: EngineProcess | None = None
         self._task: asyncio.Task[None] | None = None
         self._ready_timer: asyncio.TimerHandle | None = None
+        # Of the turn that ends next.
+        self._prof: frames.Prof | None = None
         self._ready_at = 0.0
         self._start_error: EngineStartError | None = None
         self.on_state: Callable[[EngineState], None] = lambda _state: None
@@ -430,13 +432,18 @@ class Engine:
                     turn.push(record)
             case frames.Done():
                 if turn := self._turns.pop(record.id, None):
+                    if turn.perf is None and self._prof is not None:
+                        turn.perf = self._prof.to_perf(record.id)
                     turn.push(record)
                     turn.end()
+                self._prof = None
             case frames.Error():
                 self._error(record)
             case frames.Perf():
                 if turn := self._turns.get(record.id):
                     turn.perf = record
+            case frames.Prof():
+                self._prof = record
             case frames.Ready():
                 self._ready_timer = asyncio.get_running_loop().call_later(
                     CAPS_WAIT_S, self._become_ready

@@ -143,7 +143,7 @@ class Repin:
 
 @dataclass(frozen=True, slots=True)
 class Perf:
-    """Seconds by phase over a request's life."""
+    """Seconds by phase over a request's life; ``None`` where the engine does not say."""
 
     id: int
     wall_s: float
@@ -151,8 +151,36 @@ class Perf:
     expert_wait_s: float
     expert_matmul_s: float
     attention_s: float
-    kv_decompress_s: float
+    kv_decompress_s: float | None
     head_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prof:
+    """Seconds by phase since the prompt of the turn that ends next; the C engine's ``Perf``."""
+
+    wall_s: float
+    prompt_tokens: int
+    emitted: int
+    expert_disk_s: float
+    expert_wait_s: float
+    expert_matmul_s: float
+    attention_s: float
+    head_s: float
+    forwards: int
+
+    def to_perf(self, turn_id: int) -> Perf:
+        """Returns what it tells of the turn it came before; the time of its prompt is not in it."""
+        return Perf(
+            id=turn_id,
+            wall_s=self.wall_s,
+            expert_disk_s=self.expert_disk_s,
+            expert_wait_s=self.expert_wait_s,
+            expert_matmul_s=self.expert_matmul_s,
+            attention_s=self.attention_s,
+            kv_decompress_s=None,
+            head_s=self.head_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +242,7 @@ Record: TypeAlias = (
     | TopK
     | Repin
     | Perf
+    | Prof
     | Entropy
     | Done
     | Error
@@ -235,6 +264,7 @@ _TYPES: dict[str, Any] = {
     "TOPK": TopK,
     "REPIN": Repin,
     "PERF": Perf,
+    "PROF": Prof,
     "ENTROPY": Entropy,
     "DONE": Done,
     "ERROR": Error,

@@ -9,7 +9,7 @@ use clap::Parser;
 use crate::cpu::Isa;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::mux::{self, SessionOptions};
+use crate::mux::{self, SessionOptions, Wire};
 use crate::runner::RunnerOptions;
 
 /// Exit code for a command line that cannot be used.
@@ -52,6 +52,10 @@ struct Args {
     /// 1 reports the five most likely tokens with each token
     #[arg(long, env = "SERVE_TOPK", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
     serve_topk: u8,
+    /// Records that are sent: all, those of the protocol's first version, or those that the
+    /// gateway of the C engine understands
+    #[arg(long, env = "COLIBRI_WIRE", value_enum, default_value_t)]
+    wire: Wire,
     /// Write `progress <stage> <done> <total>` lines to stderr while loading
     #[arg(long)]
     progress: bool,
@@ -114,7 +118,7 @@ fn serve(args: &Args) -> Result<i32> {
         isa: args.isa,
     };
     let mut reported = None;
-    let engine = Engine::load(&args.model, &options, &mut |done, total| {
+    let mut engine = Engine::load(&args.model, &options, &mut |done, total| {
         let due = reported.is_none_or(|at: Instant| at.elapsed() >= PROGRESS_INTERVAL);
         if args.progress && (due || done == total) {
             reported = Some(Instant::now());
@@ -128,6 +132,10 @@ fn serve(args: &Args) -> Result<i32> {
         .map_err(|e| Error::io(&args.model, e))?
         .file_name()
         .map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned());
-    let default_topk = if args.serve_topk == 1 { 5 } else { 0 };
-    mux::serve(engine, SessionOptions { model_name, default_topk })
+    if args.serve_topk == 1 && !args.wire.has_details() {
+        eprintln!("notice: this wire has no TOPK records; --serve-topk is ignored");
+    }
+    let default_topk = if args.serve_topk == 1 && args.wire.has_details() { 5 } else { 0 };
+    let options = SessionOptions { model_name, default_topk, wire: args.wire };
+    mux::serve(&mut engine, &options)
 }

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::model::{Logits, Row};
 use crate::runner::{Runner, RunnerOptions};
 use crate::tokenizer::Tokenizer;
-pub use sequence::Turn;
+pub use sequence::{Decode, Turn};
 use sequence::{Sequence, Stage};
 
 /// Tokens prefilled in one step; between steps decode goes on and requests are heard.

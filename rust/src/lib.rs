@@ -21,6 +21,7 @@ pub mod mux;
 pub mod python;
 pub mod runner;
 pub mod sample;
+pub mod stdio;
 pub mod store;
 pub mod telemetry;
 pub mod template;

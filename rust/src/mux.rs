@@ -5,27 +5,25 @@
 
 mod emit;
 pub mod frame;
-mod input;
 mod waiting;
+mod wire;
 
 use std::hash::{BuildHasher, RandomState};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use crate::engine::{Engine, Event, Request};
 use crate::error::{Error, Result};
+use crate::stdio::{Input, Output, Parser, Signal};
 use emit::Emitter;
-use frame::{Incoming, Submit};
-use input::{Input, Signal};
+use frame::{Incoming, RequestReader, Submit};
 use waiting::{Fate, Tokens, Waiting};
+pub use wire::Wire;
 
 /// Submit options this engine takes, as CAPS lists them.
 pub const SUBMIT_OPTIONS: &[&str] = &["seed", "topk", "stop_ids", "ignore_eos"];
 
-/// Records waiting for a reader that is slow; the model waits when they are full.
-const OUT_QUEUE: usize = 4096;
 /// A second SIGINT within this time means SIGTERM.
 const DOUBLE_INTERRUPT: Duration = Duration::from_secs(2);
 /// Decode steps between two HITS records.
@@ -38,65 +36,59 @@ pub struct SessionOptions {
     pub model_name: String,
     /// Alternatives reported with each token of requests that do not say.
     pub default_topk: usize,
+    /// Which records are sent.
+    pub wire: Wire,
 }
 
 /// Exit code of a session whose frame boundary was lost.
 pub const EXIT_BAD_FRAME: i32 = 3;
 
+impl Parser for RequestReader {
+    type Item = Incoming;
+
+    fn feed(&mut self, bytes: &[u8]) {
+        Self::feed(self, bytes);
+    }
+
+    fn finish(&mut self) {
+        Self::finish(self);
+    }
+
+    fn next(&mut self) -> Option<Incoming> {
+        Self::next(self)
+    }
+}
+
 /// Serves requests from stdin until it ends or a signal asks to stop; returns the exit code.
 ///
 /// # Errors
 /// [`Error::Io`] if signals cannot be handled or stdout is closed.
-pub fn serve(engine: Engine, options: SessionOptions) -> Result<i32> {
-    let (out, queue) = sync_channel(OUT_QUEUE);
-    let writer = std::thread::spawn(move || write_all(&queue));
-    let input = Input::start(SUBMIT_OPTIONS, engine.runner.slots.len())?;
-    let mailbox = input.mailbox();
-    let waiting =
-        Waiting::start(Arc::clone(&engine.tokenizer), move |tokens| mailbox.deliver(tokens));
-    let mut session = Session {
-        emitter: Emitter::new(out, input.terminating()),
-        engine,
-        input,
-        waiting,
-        options,
-        draining: false,
-        interrupted_at: None,
-        hits_due: HITS_INTERVAL,
-        exit_code: 0,
-    };
-    session.emitter.handshake(&session.engine, &session.options.model_name);
-    session.run();
-    let code = session.exit_code;
-    let abandoned = session.emitter.is_closed();
-    drop(session);
-    if abandoned && !writer.is_finished() {
-        // It waits for a reader that does not read; the process ends without it.
-        return Err(Error::io("standard output", std::io::ErrorKind::TimedOut.into()));
-    }
-    match writer.join() {
-        Ok(result) => result.map(|()| code),
-        Err(panic) => std::panic::resume_unwind(panic),
-    }
+pub fn serve(engine: &mut Engine, options: &SessionOptions) -> Result<i32> {
+    let session = Session::start(engine, options, std::io::stdin(), std::io::stdout());
+    session.input.catch_signals()?;
+    session.serve()
 }
 
-/// Writes each record with one call; ends when all senders are gone or stdout is closed.
-fn write_all(queue: &Receiver<Vec<u8>>) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    for record in queue {
-        out.write_all(&record)
-            .and_then(|()| out.flush())
-            .map_err(|e| Error::io("standard output", e))?;
-    }
-    Ok(())
+/// Serves requests from `reader` until it ends; returns the exit code a process would have.
+/// Signals are left alone, and the engine is idle again afterwards.
+///
+/// # Errors
+/// [`Error::Io`] if `writer` fails.
+pub fn serve_streams(
+    engine: &mut Engine,
+    options: &SessionOptions,
+    reader: impl Read + Send + 'static,
+    writer: impl Write + Send + 'static,
+) -> Result<i32> {
+    Session::start(engine, options, reader, writer).serve()
 }
 
-struct Session {
-    engine: Engine,
-    input: Input,
+struct Session<'a> {
+    engine: &'a mut Engine,
+    input: Input<RequestReader, Tokens>,
     waiting: Waiting,
     emitter: Emitter,
-    options: SessionOptions,
+    options: &'a SessionOptions,
     /// Nothing more is admitted; what is in flight finishes.
     draining: bool,
     interrupted_at: Option<Instant>,
@@ -105,7 +97,41 @@ struct Session {
     exit_code: i32,
 }
 
-impl Session {
+impl<'a> Session<'a> {
+    fn start(
+        engine: &'a mut Engine,
+        options: &'a SessionOptions,
+        reader: impl Read + Send + 'static,
+        writer: impl Write + Send + 'static,
+    ) -> Self {
+        let slots = engine.runner.slots.len();
+        let input = Input::start(RequestReader::new(options.wire.submit_options(), slots), reader);
+        let output = Output::start(writer, input.terminating());
+        let mailbox = input.mailbox();
+        let tokenizer = Arc::clone(&engine.tokenizer);
+        Self {
+            waiting: Waiting::start(tokenizer, move |tokens| mailbox.deliver(tokens)),
+            emitter: Emitter::new(output, options.wire),
+            hits_due: engine.decode_steps() + HITS_INTERVAL,
+            engine,
+            input,
+            options,
+            draining: false,
+            interrupted_at: None,
+            exit_code: 0,
+        }
+    }
+
+    fn serve(mut self) -> Result<i32> {
+        self.emitter.handshake(self.engine, &self.options.model_name);
+        self.run();
+        // Nobody reads what is still in flight.
+        for id in self.engine.active_ids() {
+            self.engine.cancel(id)?;
+        }
+        self.emitter.finish().map(|()| self.exit_code)
+    }
+
     fn run(&mut self) {
         while !self.emitter.is_closed() {
             let idle = self.engine.active_ids().is_empty();
@@ -117,23 +143,25 @@ impl Session {
             }
             self.input.poll();
             self.handle_signals();
-            while let Some(tokens) = self.input.take_tokens() {
+            while let Some(tokens) = self.input.take_mail() {
                 self.tokenized(tokens);
             }
-            while let Some(incoming) = self.input.next() {
+            while let Some(incoming) = self.input.take() {
                 self.handle(incoming);
             }
+            self.emitter.flush();
             let input = &mut self.input;
             let events = self.engine.step(&mut |id| {
                 input.poll();
-                input.concerns(id)
+                input.has_signal() || input.waiting().any(|incoming| ends(incoming, id))
             });
             self.emit(events);
             let steps = self.engine.decode_steps();
             if steps >= self.hits_due && !self.engine.active_ids().is_empty() {
                 self.hits_due = steps + HITS_INTERVAL;
-                self.emitter.hits(&mut self.engine);
+                self.emitter.hits_within_turn(self.engine);
             }
+            self.emitter.flush();
         }
     }
 
@@ -248,10 +276,12 @@ impl Session {
 
     fn emit(&mut self, events: Vec<Event>) {
         for event in events {
-            self.emitter.event(event, &mut self.engine);
+            self.emitter.event(event, self.engine);
         }
     }
 }
 
-/// The bounded queue to the writer.
-type Out = SyncSender<Vec<u8>>;
+/// Whether a request that waits ends request `id`.
+fn ends(incoming: &Incoming, id: u64) -> bool {
+    matches!(incoming, Incoming::Stop(other) | Incoming::Cancel(other) if *other == id)
+}

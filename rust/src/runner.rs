@@ -53,6 +53,8 @@ pub struct Runner {
     pub slots: Vec<KvSlot>,
     /// Time spent so far.
     pub phases: Phases,
+    /// Forward passes so far.
+    pub forwards: u64,
     /// Most positions of a sequence.
     pub ctx: usize,
     /// What the engine decided by itself, one line each.
@@ -120,7 +122,17 @@ impl Runner {
         let kernels = Kernels::new(options.isa.unwrap_or_else(Isa::detect));
         let team = Team::new(options.threads.unwrap_or_else(cpu::n_threads));
         let slots = (0..options.slots).map(|_| KvSlot::new(&layouts)).collect();
-        Ok(Self { model, experts, slots, phases: Phases::default(), ctx, notices, kernels, team })
+        Ok(Self {
+            model,
+            experts,
+            slots,
+            phases: Phases::default(),
+            forwards: 0,
+            ctx,
+            notices,
+            kernels,
+            team,
+        })
     }
 
     /// Runs `rows` and returns logits `[wanted rows][vocab]`; the tokens are committed to their
@@ -146,6 +158,7 @@ impl Runner {
             interrupted,
         };
         let logits = self.model.decoder.forward(&mut step, wanted)?;
+        self.forwards += 1;
         for row in rows {
             self.slots[row.slot].commit(&[row.token]);
         }

@@ -181,14 +181,14 @@ def test_help_loads_nothing_heavy() -> None:
 
 RUST_LEVELS = [
     {"error", "cpu"},
-    {"dtype", "tensor", "matrix", "quant"},
+    {"dtype", "stdio", "tensor", "matrix", "quant"},
     {"kernels", "threads", "store", "gpu"},
     {"config", "tokenizer", "template", "kv", "sample", "grammar", "telemetry"},
     {"experts"},
     {"model"},
     {"runner"},
     {"scheduler", "engine"},
-    {"mux"},
+    {"mux", "legacy"},
     {"settings", "cli", "python"},
 ]
 RUST_LEVEL = {name: level for level, names in enumerate(RUST_LEVELS) for name in names}

@@ -79,6 +79,21 @@ RECORDS = [
             "head_s": 0.125,
         },
     ),
+    (
+        b"PROF 2.500 7 3 0.000 0.250 0.000 -0.000 1.000 2 0.1 0.2\n",
+        "PROF",
+        {
+            "wall_s": 2.5,
+            "prompt_tokens": 7,
+            "emitted": 3,
+            "expert_disk_s": 0.0,
+            "expert_wait_s": 0.25,
+            "expert_matmul_s": 0.0,
+            "attention_s": 0.0,
+            "head_s": 1.0,
+            "forwards": 2,
+        },
+    ),
     (b"ENTROPY 1.000 0.250\n", "ENTROPY", {"bits": [1.0, 0.25]}),
     (
         b"DONE 9 STAT 3 12.50 99.5 1.25 7 0\n",
@@ -103,7 +118,7 @@ RECORDS = [
         "ERROR",
         {"id": 1, "code": "ENGINE", "detail": ["disk read"]},
     ),
-    (b"PROF 1 2\n", "UNKNOWN", {"line": b"PROF 1 2"}),
+    (b"GPUDETAIL 1 2\n", "UNKNOWN", {"line": b"GPUDETAIL 1 2"}),
 ]
 
 

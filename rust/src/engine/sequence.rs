@@ -38,6 +38,8 @@ pub struct Sequence {
     /// that the last token of a turn can carry what is left.
     held: Option<Generated>,
     start: Snapshot,
+    /// Set when the prompt is in the slot.
+    decode_start: Option<DecodeStart>,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
 }
@@ -64,6 +66,30 @@ impl Snapshot {
     }
 }
 
+/// Counters when the prompt was in the slot.
+struct DecodeStart {
+    time: Instant,
+    phases: Phases,
+    forwards: u64,
+}
+
+impl DecodeStart {
+    fn take(runner: &Runner) -> Self {
+        Self { time: Instant::now(), phases: runner.phases, forwards: runner.forwards }
+    }
+}
+
+/// What a turn cost after its prompt; nothing if it ended before.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Decode {
+    /// Seconds.
+    pub wall_s: f64,
+    /// Time by phase, engine-wide.
+    pub phases: Phases,
+    /// Forward passes, engine-wide.
+    pub forwards: u64,
+}
+
 /// What a finished turn was and cost.
 #[derive(Clone, Debug)]
 pub struct Turn {
@@ -81,6 +107,8 @@ pub struct Turn {
     pub wall_s: f64,
     /// Time by phase, engine-wide over the turn.
     pub phases: Phases,
+    /// The part after the prompt.
+    pub decode: Decode,
     /// Entropy in bits of each sparse layer's routed selections over the turn.
     pub entropy: Vec<f64>,
 }
@@ -96,6 +124,7 @@ impl Sequence {
             text: Utf8Stream::new(),
             held: None,
             start: Snapshot::take(runner),
+            decode_start: None,
             first_token: None,
             last_token: None,
         }
@@ -122,6 +151,7 @@ impl Sequence {
         runner: &Runner,
         events: &mut Vec<Event>,
     ) {
+        self.decode_start.get_or_insert_with(|| DecodeStart::take(runner));
         let request = &self.request;
         let sampling =
             Sampling { temperature: request.temperature, top_p: request.top_p, seed: request.seed };
@@ -198,6 +228,11 @@ impl Sequence {
             length_limited,
             wall_s: (now.time - self.start.time).as_secs_f64(),
             phases: now.phases.since(&self.start.phases),
+            decode: self.decode_start.as_ref().map_or_else(Decode::default, |start| Decode {
+                wall_s: (now.time - start.time).as_secs_f64(),
+                phases: now.phases.since(&start.phases),
+                forwards: runner.forwards - start.forwards,
+            }),
             entropy: since
                 .chunks(cols.max(1))
                 .map(|row| entropy_bits(row.iter().copied()))

@@ -1,93 +1,70 @@
 //! From what the engine did to the records that say so.
 
 use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::TrySendError;
 use std::time::{Duration, Instant};
 
+use super::Wire;
 use super::frame::{
-    self, HwInfoRecord, PerfRecord, StatRecord, TiersRecord, TopkToken, TurnRecord,
+    self, HwInfoRecord, PerfRecord, ProfRecord, StatRecord, TiersRecord, TopkToken, TurnRecord,
 };
-use super::{Out, SUBMIT_OPTIONS};
 use crate::cpu::{self, Memory};
 use crate::engine::{Engine, Event, Turn};
-use crate::error::Error;
+use crate::error::{Error, Result};
+use crate::stdio::Output;
+use crate::telemetry::Phases;
 
 /// Least time between two PREFILL records of a request.
 const PREFILL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long records may wait for a reader that does not read, once SIGTERM has come.
-const TERMINATION_PATIENCE: Duration = Duration::from_secs(5);
-/// Time between two tries to queue a record.
-const RETRY_INTERVAL: Duration = Duration::from_millis(2);
-
-/// Writes records, each with the queue entry of its own.
+/// Writes the records that the wire has.
 pub struct Emitter {
-    out: Out,
-    terminating: Arc<AtomicBool>,
-    closed: bool,
+    out: Output,
+    wire: Wire,
     /// When each request's last PREFILL went out.
     prefills: HashMap<u64, Instant>,
     cpu_name: String,
 }
 
 impl Emitter {
-    /// An emitter into the writer's queue; `terminating` is set once SIGTERM has come.
-    pub fn new(out: Out, terminating: Arc<AtomicBool>) -> Self {
-        Self {
-            out,
-            terminating,
-            closed: false,
-            prefills: HashMap::new(),
-            cpu_name: cpu::cpu_name(),
-        }
+    /// An emitter into `out`.
+    pub fn new(out: Output, wire: Wire) -> Self {
+        Self { out, wire, prefills: HashMap::new(), cpu_name: cpu::cpu_name() }
     }
 
     /// Whether the reader of our output is gone.
     pub fn is_closed(&self) -> bool {
-        self.closed
+        self.out.is_closed()
     }
 
-    /// Queues one record. A full queue makes the model wait; after SIGTERM not for ever.
-    fn send(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
-        if self.closed {
-            return;
-        }
-        let mut record = Vec::new();
-        write(&mut record);
-        let mut deadline = None;
-        loop {
-            record = match self.out.try_send(record) {
-                Ok(()) => return,
-                Err(TrySendError::Disconnected(_)) => {
-                    self.closed = true;
-                    return;
-                }
-                Err(TrySendError::Full(record)) => record,
-            };
-            if self.terminating.load(Ordering::Relaxed) {
-                let deadline =
-                    *deadline.get_or_insert_with(|| Instant::now() + TERMINATION_PATIENCE);
-                if Instant::now() > deadline {
-                    eprintln!("error: terminated while nobody reads the output");
-                    self.closed = true;
-                    return;
-                }
-            }
-            std::thread::sleep(RETRY_INTERVAL);
-        }
+    /// Sends what was written since the last call.
+    pub fn flush(&mut self) {
+        self.out.flush();
+    }
+
+    /// Waits until all has been written.
+    ///
+    /// # Errors
+    /// Those of [`Output::finish`].
+    pub fn finish(self) -> Result<()> {
+        self.out.finish()
     }
 
     /// READY and what a server wants to know before the first request.
     pub fn handshake(&mut self, engine: &Engine, model_name: &str) {
-        self.send(frame::write_ready);
+        self.out.write(frame::write_ready);
         let stat = StatRecord { emitted: 0, tok_s: 0.0, hit_pct: 0.0, rss_gb: rss_gb() };
-        self.send(|out| frame::write_stat(out, &stat));
+        self.out.write(|out| frame::write_stat(out, &stat));
         self.hwinfo();
-        self.send(|out| frame::write_gpus(out, &[]));
+        self.out.write(|out| frame::write_gpus(out, &[]));
         self.tiers(engine);
         self.map(engine);
+        if self.wire.has_caps() {
+            self.caps(engine, model_name);
+        }
+        self.out.flush();
+    }
+
+    fn caps(&mut self, engine: &Engine, model_name: &str) {
         let runner = &engine.runner;
         let ids = |ids: &[u32]| ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
         let layers: Vec<String> = runner.model.sparse_layers.iter().map(usize::to_string).collect();
@@ -97,30 +74,32 @@ impl Emitter {
             ("slots", runner.slots.len().to_string()),
             ("vocab", runner.model.decoder.vocab().to_string()),
             ("model", model_name.to_owned()),
-            ("submit", SUBMIT_OPTIONS.join(",")),
+            ("submit", self.wire.submit_options().join(",")),
             ("eos", ids(&runner.model.eos_ids)),
             ("layers", layers.join(",")),
             ("isa", runner.isa().name().to_owned()),
             ("threads", runner.n_threads().to_string()),
         ];
         let caps: Vec<(&str, &str)> = caps.iter().map(|(k, v)| (*k, v.as_str())).collect();
-        self.send(|out| frame::write_caps(out, &caps));
+        self.out.write(|out| frame::write_caps(out, &caps));
     }
 
     /// A request was admitted.
     pub fn accept(&mut self, id: u64, prompt_tokens: usize) {
-        self.send(|out| frame::write_accept(out, id, prompt_tokens));
+        if self.wire.has_accept() {
+            self.out.write(|out| frame::write_accept(out, id, prompt_tokens));
+        }
     }
 
     /// A request ended by CANCEL.
     pub fn cancelled(&mut self, id: u64) {
         self.prefills.remove(&id);
-        self.send(|out| frame::write_error(out, id, "CANCELLED", &[]));
+        self.out.write(|out| frame::write_error(out, id, "CANCELLED", &[]));
     }
 
     /// The stream of requests is lost.
     pub fn bad_frame(&mut self, id: u64, detail: &str) {
-        self.send(|out| frame::write_error(out, id, "BAD_FRAME", &[detail]));
+        self.out.write(|out| frame::write_error(out, id, "BAD_FRAME", &[detail]));
     }
 
     /// A request was refused or failed.
@@ -135,7 +114,7 @@ impl Emitter {
             other => vec![other.to_string()],
         };
         let detail: Vec<&str> = detail.iter().map(String::as_str).collect();
-        self.send(|out| frame::write_error(out, id, error.wire_code(), &detail));
+        self.out.write(|out| frame::write_error(out, id, error.wire_code(), &detail));
     }
 
     /// Something happened to a request.
@@ -143,13 +122,13 @@ impl Emitter {
         match event {
             Event::Prefill { id, done, total } => {
                 let due = self.prefills.get(&id).is_none_or(|at| at.elapsed() >= PREFILL_INTERVAL);
-                if due {
+                if due && self.wire.has_prefill() {
                     self.prefills.insert(id, Instant::now());
-                    self.send(|out| frame::write_prefill(out, id, done, total));
+                    self.out.write(|out| frame::write_prefill(out, id, done, total));
                 }
             }
             Event::Token { id, token } => {
-                self.send(|out| frame::write_data(out, id, &token.text));
+                self.out.write(|out| frame::write_data(out, id, &token.text));
                 if !token.top.is_empty() {
                     let bytes = |id| engine.tokenizer.token_bytes(id).to_vec();
                     let tokens: Vec<TopkToken> = token
@@ -160,7 +139,7 @@ impl Emitter {
                             bytes: bytes(id),
                         })
                         .collect();
-                    self.send(|out| frame::write_topk(out, id, &tokens));
+                    self.out.write(|out| frame::write_topk(out, id, &tokens));
                 }
             }
             Event::Done { id, turn } => self.done(id, &turn, engine),
@@ -174,21 +153,19 @@ impl Emitter {
     fn done(&mut self, id: u64, turn: &Turn, engine: &mut Engine) {
         self.prefills.remove(&id);
         self.hwinfo();
-        let perf = PerfRecord {
-            wall_s: turn.wall_s,
-            expert_disk_s: turn.phases.expert_disk.as_secs_f64(),
-            expert_wait_s: turn.phases.expert_wait.as_secs_f64(),
-            expert_matmul_s: turn.phases.expert_matmul.as_secs_f64(),
-            attention_s: turn.phases.attention.as_secs_f64(),
-            kv_decompress_s: turn.phases.kv_decompress.as_secs_f64(),
-            head_s: turn.phases.head.as_secs_f64(),
-        };
-        self.send(|out| frame::write_perf(out, id, &perf));
-        self.send(|out| frame::write_entropy(out, &turn.entropy));
-        self.send(|out| frame::write_gpus(out, &[]));
+        if self.wire.has_details() {
+            let perf = perf_record(turn.wall_s, &turn.phases);
+            self.out.write(|out| frame::write_perf(out, id, &perf));
+            self.out.write(|out| frame::write_entropy(out, &turn.entropy));
+        }
+        self.out.write(|out| frame::write_gpus(out, &[]));
         self.tiers(engine);
         self.map(engine);
         self.hits(engine);
+        if self.wire.has_prof() {
+            let prof = prof_record(turn);
+            self.out.write(|out| frame::write_prof(out, &prof));
+        }
         let record = TurnRecord {
             stat: StatRecord {
                 emitted: turn.emitted as u64,
@@ -199,14 +176,21 @@ impl Emitter {
             prompt_tokens: turn.prompt_tokens as u64,
             length_limited: turn.length_limited,
         };
-        self.send(|out| frame::write_done(out, id, &record));
+        self.out.write(|out| frame::write_done(out, id, &record));
+    }
+
+    /// HITS while turns are running.
+    pub fn hits_within_turn(&mut self, engine: &mut Engine) {
+        if self.wire.has_details() {
+            self.hits(engine);
+        }
     }
 
     /// Experts routed since the last record of this kind.
-    pub fn hits(&mut self, engine: &mut Engine) {
+    fn hits(&mut self, engine: &mut Engine) {
         let (rows, cols) = engine.runner.experts.geometry();
         let hits = engine.runner.experts.take_hits();
-        self.send(|out| frame::write_hits(out, rows, cols, &hits));
+        self.out.write(|out| frame::write_hits(out, rows, cols, &hits));
     }
 
     fn hwinfo(&mut self) {
@@ -220,7 +204,7 @@ impl Emitter {
             cpu_name: self.cpu_name.clone(),
             gpu_name: "none".into(),
         };
-        self.send(|out| frame::write_hwinfo(out, &record));
+        self.out.write(|out| frame::write_hwinfo(out, &record));
     }
 
     fn tiers(&mut self, engine: &Engine) {
@@ -232,13 +216,40 @@ impl Emitter {
             vram_gb: tiers.vram_bytes as f64 / 1e9,
             ram_gb: tiers.ram_bytes as f64 / 1e9,
         };
-        self.send(|out| frame::write_tiers(out, &record));
+        self.out.write(|out| frame::write_tiers(out, &record));
     }
 
     fn map(&mut self, engine: &Engine) {
         let (rows, cols) = engine.runner.experts.geometry();
         let map = engine.runner.experts.map();
-        self.send(|out| frame::write_emap(out, rows, cols, &map));
+        self.out.write(|out| frame::write_emap(out, rows, cols, &map));
+    }
+}
+
+fn perf_record(wall_s: f64, phases: &Phases) -> PerfRecord {
+    PerfRecord {
+        wall_s,
+        expert_disk_s: phases.expert_disk.as_secs_f64(),
+        expert_wait_s: phases.expert_wait.as_secs_f64(),
+        expert_matmul_s: phases.expert_matmul.as_secs_f64(),
+        attention_s: phases.attention.as_secs_f64(),
+        kv_decompress_s: phases.kv_decompress.as_secs_f64(),
+        head_s: phases.head.as_secs_f64(),
+    }
+}
+
+fn prof_record(turn: &Turn) -> ProfRecord {
+    let perf = perf_record(turn.decode.wall_s, &turn.decode.phases);
+    ProfRecord {
+        wall_s: perf.wall_s,
+        prompt_tokens: turn.prompt_tokens as u64,
+        emitted: turn.emitted as u64,
+        expert_disk_s: perf.expert_disk_s,
+        expert_wait_s: perf.expert_wait_s,
+        expert_matmul_s: perf.expert_matmul_s,
+        attention_s: perf.attention_s,
+        head_s: perf.head_s,
+        forwards: turn.decode.forwards,
     }
 }
 

@@ -17,14 +17,15 @@ mod write;
 pub use options::{OPTION_NAMES, SubmitOptions};
 pub use read::RecordReader;
 pub use record::{
-    GpuRecord, HwInfoRecord, PerfRecord, Record, StatRecord, TiersRecord, TopkToken, TurnRecord,
+    GpuRecord, HwInfoRecord, PerfRecord, ProfRecord, Record, StatRecord, TiersRecord, TopkToken,
+    TurnRecord,
 };
 pub use request::{Incoming, RequestReader, Submit, write_submit};
 pub use text::{percent_decode, percent_encode};
 pub use write::{
     write_accept, write_caps, write_data, write_done, write_emap, write_entropy, write_error,
-    write_gpus, write_hits, write_hwinfo, write_perf, write_prefill, write_ready, write_repin,
-    write_stat, write_tiers, write_topk, write_turn_stat,
+    write_gpus, write_hits, write_hwinfo, write_perf, write_prefill, write_prof, write_ready,
+    write_repin, write_stat, write_tiers, write_topk, write_turn_stat,
 };
 
 /// What an engine writes once it can serve, newline included.

@@ -203,6 +203,18 @@ fn to_python(py: Python<'_>, record: Record) -> PyResult<(&'static str, Bound<'_
             fields.set_item("head_s", times.head_s)?;
             "PERF"
         }
+        Record::Prof(prof) => {
+            fields.set_item("wall_s", prof.wall_s)?;
+            fields.set_item("prompt_tokens", prof.prompt_tokens)?;
+            fields.set_item("emitted", prof.emitted)?;
+            fields.set_item("expert_disk_s", prof.expert_disk_s)?;
+            fields.set_item("expert_wait_s", prof.expert_wait_s)?;
+            fields.set_item("expert_matmul_s", prof.expert_matmul_s)?;
+            fields.set_item("attention_s", prof.attention_s)?;
+            fields.set_item("head_s", prof.head_s)?;
+            fields.set_item("forwards", prof.forwards)?;
+            "PROF"
+        }
         Record::Entropy(bits) => {
             fields.set_item("bits", bits)?;
             "ENTROPY"

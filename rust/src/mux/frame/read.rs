@@ -2,7 +2,8 @@
 
 use super::number::{integer, lenient};
 use super::record::{
-    GpuRecord, HwInfoRecord, PerfRecord, Record, StatRecord, TiersRecord, TopkToken, TurnRecord,
+    GpuRecord, HwInfoRecord, PerfRecord, ProfRecord, Record, StatRecord, TiersRecord, TopkToken,
+    TurnRecord,
 };
 use super::text::{clean_name, parse_hex, percent_decode};
 use super::{MAX_LINE_BYTES, MAX_PAYLOAD_BYTES, MAX_SKIP_BYTES};
@@ -218,6 +219,7 @@ fn parse_line(line: &[u8]) -> Record {
         Some(b"TOPK") => topk(&mut words),
         Some(b"REPIN") => repin(&mut words),
         Some(b"PERF") => perf(&mut words),
+        Some(b"PROF") => prof(&mut words),
         Some(b"ENTROPY") => entropy(&mut words),
         Some(b"DONE") => done(&mut words),
         Some(b"ERROR") => error(&mut words),
@@ -396,6 +398,20 @@ fn perf(words: &mut Words) -> Parsed {
         head_s: words.number()?,
     };
     Ok(Record::Perf { id, times })
+}
+
+fn prof(words: &mut Words) -> Parsed {
+    Ok(Record::Prof(ProfRecord {
+        wall_s: words.number()?,
+        prompt_tokens: words.count()?,
+        emitted: words.count()?,
+        expert_disk_s: words.number()?,
+        expert_wait_s: words.number()?,
+        expert_matmul_s: words.number()?,
+        attention_s: words.number()?,
+        head_s: words.number()?,
+        forwards: words.count()?,
+    }))
 }
 
 fn entropy(words: &mut Words) -> Parsed {

@@ -88,6 +88,29 @@ pub struct PerfRecord {
     pub head_s: f64,
 }
 
+/// `PROF`: what the C engine says of a turn in place of `PERF`; everything after prefill.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct ProfRecord {
+    /// Wall time in seconds.
+    pub wall_s: f64,
+    /// Tokens of the prompt.
+    pub prompt_tokens: u64,
+    /// Tokens generated.
+    pub emitted: u64,
+    /// Seconds of disk service for experts; overlaps compute.
+    pub expert_disk_s: f64,
+    /// Seconds in which nothing could run for want of an expert.
+    pub expert_wait_s: f64,
+    /// Seconds of expert matrix products.
+    pub expert_matmul_s: f64,
+    /// Seconds of attention.
+    pub attention_s: f64,
+    /// Seconds of the output head.
+    pub head_s: f64,
+    /// Forward passes.
+    pub forwards: u64,
+}
+
 /// One alternative of `TOPK`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TopkToken {
@@ -180,6 +203,8 @@ pub enum Record {
         /// Seconds.
         times: PerfRecord,
     },
+    /// Where the time of the turn that ends next went, as the C engine says it.
+    Prof(ProfRecord),
     /// Entropy of the routing during a turn, in bits a sparse layer.
     Entropy(Vec<f64>),
     /// A turn ended well.

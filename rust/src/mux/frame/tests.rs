@@ -63,6 +63,7 @@ fn write_record(out: &mut Vec<u8>, record: &Record) {
             write_repin(out, *layer as usize, *expert as usize, *old_tier as u8, *gpu as i32);
         }
         Record::Perf { id, times } => write_perf(out, *id, times),
+        Record::Prof(prof) => write_prof(out, prof),
         Record::Entropy(bits) => write_entropy(out, bits),
         Record::Done { id, turn } => write_done(out, *id, turn),
         Record::Error { id, code, detail } => {
@@ -175,6 +176,16 @@ fn record() -> impl Strategy<Value = Record> {
                 head_s: s[6],
             }
         }),
+        (quarters(), quarters(), any::<[u16; 3]>()).prop_map(|(a, b, n)| Record::Prof(
+            ProfRecord {
+                wall_s: a,
+                prompt_tokens: u64::from(n[0]),
+                emitted: u64::from(n[1]),
+                attention_s: b,
+                forwards: u64::from(n[2]),
+                ..ProfRecord::default()
+            }
+        )),
         prop::collection::vec(quarters(), 0..5).prop_map(Record::Entropy),
         (any::<u64>(), turn()).prop_map(|(id, turn)| Record::Done { id, turn }),
         (any::<u64>(), "[A-Z_]{1,16}", prop::collection::vec(".{1,8}", 0..3))
@@ -339,8 +350,8 @@ fn other_engines_formats_are_read() {
     let read = after_ready(b"DONE 1 STAT 3 -nan 99.123456 1\n");
     let turn = TurnRecord { stat, ..TurnRecord::default() };
     assert_eq!(read, [Record::Done { id: 1, turn }]);
-    let read = after_ready(b"PROF 1.0 2 3\n");
-    assert_eq!(read, [Record::Unknown(b"PROF 1.0 2 3".to_vec())]);
+    let read = after_ready(b"GPUDETAIL 1 0\n");
+    assert_eq!(read, [Record::Unknown(b"GPUDETAIL 1 0".to_vec())]);
     let read = after_ready(b"HWINFO 8 64.0 32.0 0 0.0 Some  CPU @ 2 GHz|\n");
     let hw = HwInfoRecord {
         cores: 8,

@@ -2,7 +2,7 @@
 
 use super::READY;
 use super::record::{
-    GpuRecord, HwInfoRecord, PerfRecord, StatRecord, TiersRecord, TopkToken, TurnRecord,
+    GpuRecord, HwInfoRecord, PerfRecord, ProfRecord, StatRecord, TiersRecord, TopkToken, TurnRecord,
 };
 use super::text::{clean_name, percent_encode, push_hex};
 use std::io::Write as _;
@@ -136,6 +136,21 @@ pub fn write_perf(out: &mut Vec<u8>, id: u64, times: &PerfRecord) {
     out.push(b'\n');
 }
 
+/// Appends PROF.
+pub fn write_prof(out: &mut Vec<u8>, prof: &ProfRecord) {
+    put!(out, "PROF {:.3} {} {}", finite(prof.wall_s), prof.prompt_tokens, prof.emitted);
+    for seconds in [
+        prof.expert_disk_s,
+        prof.expert_wait_s,
+        prof.expert_matmul_s,
+        prof.attention_s,
+        prof.head_s,
+    ] {
+        put!(out, " {:.3}", finite(seconds));
+    }
+    put!(out, " {}\n", prof.forwards);
+}
+
 /// Appends ENTROPY. `bits`: \[sparse layers\].
 pub fn write_entropy(out: &mut Vec<u8>, bits: &[f64]) {
     out.extend_from_slice(b"ENTROPY");
@@ -221,6 +236,17 @@ mod tests {
         assert_eq!(
             text(|out| write_perf(out, 1, &times)),
             "PERF 1 1.500000 0.000000 0.000000 0.000000 0.000000 0.000000 0.000000\n"
+        );
+        let prof = ProfRecord {
+            wall_s: 2.5,
+            prompt_tokens: 7,
+            emitted: 3,
+            forwards: 2,
+            ..ProfRecord::default()
+        };
+        assert_eq!(
+            text(|out| write_prof(out, &prof)),
+            "PROF 2.500 7 3 0.000 0.000 0.000 0.000 0.000 2\n"
         );
         assert_eq!(text(|out| write_entropy(out, &[1.0, 0.25])), "ENTROPY 1.000 0.250\n");
         assert_eq!(

@@ -1,0 +1,60 @@
+"""A whole host program for colibri-engine: python3 host.py MODEL_FOLDER PROMPT [PROMPT ...]
+
+All prompts are answered at the same time over one pair of pipes. Standard library only;
+docs/protocol.md describes every line that is written and read here.
+"""
+
+import subprocess
+import sys
+
+READY = b"\x01\x01READY\x01\x01\n"
+
+
+def records(pipe):
+    """Yields each record of the engine as its words and, for DATA, the payload."""
+    for line in pipe:
+        words = line.decode("utf-8", "replace").split()
+        payload = b""
+        if words and words[0] == "DATA":
+            payload = pipe.read(int(words[2]) + 1)[:-1]
+        if words:
+            yield words, payload
+
+
+def main(model, prompts):
+    """Prints the answers; returns the exit code or what went wrong."""
+    command = ["colibri-engine", "--mux", "--model", model, "--slots", str(len(prompts))]
+    engine = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    # Other engines print a banner first: everything before READY is skipped.
+    while (line := engine.stdout.readline()) != READY:
+        if not line:
+            return "error: the engine ended before it was ready"
+
+    for slot, prompt in enumerate(prompts):
+        payload = prompt.encode()
+        header = f"SUBMIT {slot + 1} {slot} {len(payload)} 60 0.7 0.9\n"
+        engine.stdin.write(header.encode() + payload + b"\n")
+    # At the end of its input the engine finishes what runs and exits.
+    engine.stdin.close()
+
+    answers = {str(slot + 1): b"" for slot in range(len(prompts))}
+    ended = set()
+    for words, payload in records(engine.stdout):
+        match words:
+            case ["DATA", request, _]:
+                answers[request] += payload
+            case ["DONE", request, "STAT", tokens, speed, *_]:
+                ended.add(request)
+                text = answers[request].decode("utf-8", "replace")
+                print(f"{prompts[int(request) - 1]}{text}\n  [{tokens} tokens, {speed} a second]\n")
+            case ["ERROR", request, code, *detail]:
+                ended.add(request)
+                print(f"request {request} failed: {code} {' '.join(detail)}", file=sys.stderr)
+            # Kinds that this program does not know or need (telemetry) are skipped.
+    return engine.wait() or (0 if ended == set(answers) else "error: an answer is missing")
+
+
+if __name__ == "__main__":
+    if not 3 <= len(sys.argv) <= 18:
+        sys.exit(__doc__)
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
