@@ -427,7 +427,7 @@ class Engine:
 
     def _record(self, record: frames.Record) -> None:
         match record:
-            case frames.Accept() | frames.Prefill() | frames.Data() | frames.TopK():
+            case frames.Data() | frames.TopK() | frames.Accept() | frames.Prefill():
                 if turn := self._turns.get(record.id):
                     turn.push(record)
             case frames.Done():

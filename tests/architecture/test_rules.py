@@ -82,7 +82,7 @@ PYTHON_LEVELS = [
     {"admission", "engine_process", "prompt", "telemetry", "model"},
     {"engine"},
     {"generation"},
-    {"handlers", "handlers.base"},
+    {"handlers", "handlers.base", "handlers.event_stream"},
     {"handlers.chat", "handlers.models", "handlers.telemetry", "handlers.static"},
     {"handlers.completions"},
     {"tornado_app"},

@@ -336,6 +336,25 @@ def test_waiting_records_are_bounded_and_no_text_is_lost() -> None:
     assert got[-1] == done
 
 
+async def test_what_is_there_is_taken_together_and_a_wait_can_be_given_up() -> None:
+    turn = Turn(1, 0, lambda: None)
+    waiting = asyncio.ensure_future(turn.take())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    first, second, third = (frames.Data(1, text) for text in (b"a", b"b", b"c"))
+    waiting = asyncio.ensure_future(turn.take())
+    await asyncio.sleep(0)
+    turn.push(first)
+    turn.push(second)
+    assert await waiting == [first, second]
+    turn.push(third)
+    turn.end(EngineDied("it broke"))
+    assert await turn.take() == [third]
+    with pytest.raises(EngineDied, match="it broke"):
+        await turn.take()
+
+
 async def test_stopping_lets_requests_finish(fake: Fake) -> None:
     files = fake(token_s=0.02)
     running = Running(files)

@@ -235,11 +235,6 @@ class BaseHandler(tornado.web.RequestHandler):
         connection: Any = self.request.connection
         return connection.stream is None or bool(connection.stream.closed())
 
-    def is_sending(self) -> bool:
-        """Whether the socket has not taken yet all that was written."""
-        connection: Any = self.request.connection
-        return connection.stream is not None and bool(connection.stream.writing())
-
     def on_connection_close(self) -> None:
         """Cancels the work nobody waits for any more."""
         super().on_connection_close()

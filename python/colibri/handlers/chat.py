@@ -12,6 +12,7 @@ from colibri.admission import chat_affinity
 from colibri.errors import ColibriError, RequestError
 from colibri.generation import Delta, Generation, Prompt, Result, Text
 from colibri.handlers.base import Auth, BaseHandler, describe_error
+from colibri.handlers.event_stream import EventStream
 from colibri.openai.json import dumps
 from colibri.openai.schema import Sampling, check_prompt_size, engine_options, parse_chat
 from colibri.openai.stream import DONE, ChunkWriter, Reply, comment, sse
@@ -98,17 +99,19 @@ class GenerationHandler(BaseHandler):
         # The status is decided by ACCEPT. A long queue cannot wait for that in silence: clients
         # give up, and an error after it is an event of the stream.
         start = asyncio.ensure_future(generation.start())
+        events = EventStream(self, self.service.keepalive_s)
         try:
             done, _ = await asyncio.wait({start}, timeout=self.service.keepalive_s)
             if done:
                 start.result()
-            await self._begin_stream(chunks)
+            await events.begin(chunks.role() if self.chat_shape else comment("accepted"))
             try:
                 while not start.done():
-                    await self._send(comment("queued"))
+                    await events.send(comment("queued"))
                     await asyncio.wait({start}, timeout=self.service.keepalive_s)
                 start.result()
-                await self._send_deltas(generation, chunks)
+                events.watch_silence()
+                await self._send_deltas(generation, events, chunks)
             except StreamClosedError:
                 raise
             except Exception as error:
@@ -116,50 +119,19 @@ class GenerationHandler(BaseHandler):
                 return
         finally:
             start.cancel()
+            events.end()
         self.finish(DONE)
-
-    async def _begin_stream(self, chunks: ChunkWriter) -> None:
-        self.set_header("Content-Type", "text/event-stream; charset=utf-8")
-        self.set_header("Cache-Control", "no-cache")
-        self.set_header("X-Accel-Buffering", "no")
-        await self._send(chunks.role() if self.chat_shape else comment("accepted"))
 
     chat_shape: ClassVar[bool] = True
 
-    async def _send_deltas(self, generation: Generation, chunks: ChunkWriter) -> None:
-        try:
-            self._watch_silence()
-            while deltas := await generation.take():
-                await self._send(b"".join([_event(chunks, delta) for delta in deltas]))
-        finally:
-            self._silence.cancel()
+    async def _send_deltas(
+        self, generation: Generation, events: EventStream, chunks: ChunkWriter
+    ) -> None:
+        while deltas := await generation.take():
+            await events.send(b"".join([_event(chunks, delta) for delta in deltas]))
         result = generation.result
         figures = chunks.figures(result.usage(), self._colibri(result))
-        await self._send(chunks.finish(result.finish_reason) + figures)
-
-    async def _send(self, data: bytes) -> None:
-        self.write(data)
-        sent = self.flush()
-        self._sent_at = asyncio.get_running_loop().time()
-        # This is the back-pressure of a client that reads slowly. What the socket took at once
-        # needs no waiting, which would be a task switch for each token.
-        if self.is_sending() or self.request_closed():
-            await sent
-
-    def _watch_silence(self) -> None:
-        """Sends a comment whenever nothing was sent for a while.
-
-        One timer for the whole stream, which looks when the last event was sent: one for each
-        token would cost more than the token.
-        """
-        loop = asyncio.get_running_loop()
-        silent_s = loop.time() - self._sent_at
-        if silent_s >= self.service.keepalive_s:
-            silent_s = 0.0
-            if not self.is_sending():
-                self.write(comment("keepalive"))
-                self.flush()
-        self._silence = loop.call_later(self.service.keepalive_s - silent_s, self._watch_silence)
+        await events.send(chunks.finish(result.finish_reason) + figures)
 
     def _break_stream(self, error: Exception) -> None:
         """Ends a stream that has begun with an error event and without ``[DONE]``."""
