@@ -27,6 +27,8 @@ class Load:
         bytes: bytes received, HTTP included.
         wall_s: from the first text of any answer to the end of the last.
         cpu_s: the server's processor time between these two.
+        steady_events: events while all answers were streaming, that is until the first has ended.
+        steady_cpu_s: the server's processor time for these.
         latencies_us: from the engine's write to our read, for tokens that are times.
     """
 
@@ -34,6 +36,8 @@ class Load:
     bytes: int = 0
     wall_s: float = 0.0
     cpu_s: float = 0.0
+    steady_events: int = 0
+    steady_cpu_s: float = 0.0
     latencies_us: list[int] = field(default_factory=list)
 
 
@@ -71,15 +75,18 @@ def stream_all(
         client = Client(port, path, body)
         selector.register(client.socket, selectors.EVENT_READ, client)
     load = Load()
-    wall, cpu = 0.0, 0.0
+    wall, cpu, events = 0.0, 0.0, 0
     while selector.get_map():
         for key, _ in selector.select():
             if key.data.read(load, timed=timed):
+                if not load.steady_events:
+                    load.steady_events = load.events - events
+                    load.steady_cpu_s = cpu_seconds(server_pid) - cpu
                 selector.unregister(key.fileobj)
                 key.data.socket.close()
         if wall == 0.0 and load.events > len(bodies):
             # A chat begins with its role, so this is the first text.
-            wall, cpu = time.monotonic(), cpu_seconds(server_pid)
+            wall, cpu, events = time.monotonic(), cpu_seconds(server_pid), load.events
     load.wall_s = time.monotonic() - wall
     load.cpu_s = cpu_seconds(server_pid) - cpu
     selector.close()

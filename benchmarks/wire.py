@@ -192,7 +192,8 @@ class Server:
         turns = [(turn["completion_tokens"], turn["tokens_per_second"]) for turn in profile]
         tokens = self.bodies[0]["max_tokens"]
         figures = step_figures(turns, tokens, before, after)
-        server_cpu_ms = round(1000 * load.cpu_s / tokens, 4)
+        # Without the ends of the answers, which are no part of a step.
+        server_cpu_ms = round(1000 * load.steady_cpu_s / (load.steady_events / SLOTS), 4)
         return figures | {
             "cpu_ms_per_step": figures["cpu_ms_per_step"] + server_cpu_ms,
             "server_cpu_ms": server_cpu_ms,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -81,6 +82,7 @@ class EngineProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = False
         self._broken: str | None = None
+        self._reader = _core.RecordReader()
 
     async def run(self, config: EngineConfig) -> int:
         """Starts the process and serves its output until it has ended; returns the exit code.
@@ -91,21 +93,28 @@ class EngineProcess:
             OSError: the command cannot be started.
             UsageError: there is no such command.
         """
-        process = await asyncio.create_subprocess_exec(
-            *config.argv(),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            # A Ctrl-C in the terminal is for us alone; we tell the engine what to do.
-            start_new_session=True,
-        )
+        output, engine_end = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *config.argv(),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=engine_end,
+                stderr=asyncio.subprocess.PIPE,
+                # A Ctrl-C in the terminal is for us alone; we tell the engine what to do.
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(output)
+            raise
+        finally:
+            os.close(engine_end)
         self._process = process
-        # Pipes were asked for, so both streams exist.
+        # The pipe was asked for, so the stream exists.
         stderr = asyncio.create_task(
             self._read_stderr(cast("asyncio.StreamReader", process.stderr))
         )
         try:
-            await self._read_stdout(cast("asyncio.StreamReader", process.stdout))
+            await self._read_output(output)
             try:
                 await asyncio.wait_for(process.wait(), EXIT_WAIT_S)
             except TimeoutError:
@@ -175,16 +184,24 @@ class EngineProcess:
         """The error the engine printed, without our words about the exit."""
         return self._words.error
 
-    async def _read_stdout(self, stream: asyncio.StreamReader) -> None:
-        reader = _core.RecordReader()
-        while data := await stream.read(READ_BYTES):
-            if self._broken is not None:
-                continue
-            try:
-                for kind, values in reader.feed(data):
-                    self._on_record(frames.to_record(kind, values))
-            except ProtocolError as error:
-                self.kill(str(error))
+    async def _read_output(self, descriptor: int) -> None:
+        """Serves the engine's output to its end."""
+        loop = asyncio.get_running_loop()
+        blocks = _Blocks(self._take_output, loop.create_future())
+        transport, _ = await loop.connect_read_pipe(lambda: blocks, os.fdopen(descriptor, "rb", 0))
+        try:
+            await blocks.ended
+        finally:
+            transport.close()
+
+    def _take_output(self, data: bytes) -> None:
+        if self._broken is not None:
+            return
+        try:
+            for kind, values in self._reader.feed(data):
+                self._on_record(frames.to_record(kind, values))
+        except ProtocolError as error:
+            self.kill(str(error))
 
     async def _read_stderr(self, stream: asyncio.StreamReader) -> None:
         pending = b""
@@ -211,6 +228,25 @@ class EngineProcess:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
+
+
+class _Blocks(asyncio.Protocol):
+    """Hands over what is read as soon as it is; a stream reader would need a task to wake up."""
+
+    def __init__(self, take: Callable[[bytes], None], ended: asyncio.Future[None]) -> None:
+        self._take = take
+        self.ended = ended
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._take(data)
+        except Exception as error:
+            if not self.ended.done():
+                self.ended.set_exception(error)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
 
 
 def _parse_progress(line: str) -> tuple[str, int, int] | None:
