@@ -64,6 +64,7 @@ class EngineProcess:
 
     Args:
         on_record: called for each record, in order.
+        on_pause: called after the records of one read, when no more are there for now.
         on_progress: called with (stage, done, total) while the model loads.
         on_log: called with each other line of the engine's stderr.
     """
@@ -72,10 +73,12 @@ class EngineProcess:
         self,
         *,
         on_record: Callable[[frames.Record], None],
+        on_pause: Callable[[], None],
         on_progress: Callable[[str, int, int], None],
         on_log: Callable[[str], None],
     ) -> None:
         self._on_record = on_record
+        self._on_pause = on_pause
         self._on_progress = on_progress
         self._on_log = on_log
         self._words = LastWords()
@@ -200,6 +203,7 @@ class EngineProcess:
         try:
             for kind, values in self._reader.feed(data):
                 self._on_record(frames.to_record(kind, values))
+            self._on_pause()
         except ProtocolError as error:
             self.kill(str(error))
 

@@ -11,11 +11,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 from colibri import frames
 from colibri.admission import Admission, Lease
-from colibri.engine import Engine, Turn
+from colibri.engine import Engine, Event, Turn
 from colibri.errors import EngineError
 from colibri.text_filters import Kind, StopFilter, ThinkFilter
 
@@ -67,6 +67,16 @@ class Progress:
 
 
 Delta: TypeAlias = Text | Progress
+
+
+class Outlet(Protocol):
+    """Takes pieces of an answer at once, which spares a task that waits for each."""
+
+    def is_open(self) -> bool:
+        """Whether it takes some now."""
+
+    def put(self, deltas: list[Delta]) -> None:
+        """Takes some; does not fail."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +179,7 @@ class Generation:
         lease = await self._admission.acquire(self._prompt.affinity)
         self.queue_wait_ms = (self._clock() - asked_at) * 1000
         self._turn = self._submit(lease)
-        await self._take_events(self._turn)
+        self._take(self._turn, await self._turn.take())
 
     def _submit(self, lease: Lease) -> Turn:
         prompt, engine = self._prompt, self._engine
@@ -197,21 +207,32 @@ class Generation:
             for delta in deltas:
                 yield delta
 
-    async def take(self) -> list[Delta]:
-        """Waits for pieces and returns all there are, none at the end; safe to cancel."""
-        if self._turn is None:
+    async def take(self, outlet: Outlet | None = None) -> list[Delta]:
+        """Waits for pieces and returns all there are, none at the end; safe to cancel.
+
+        Args:
+            outlet: gets what comes during the wait as long as it is open.
+        """
+        turn = self._turn
+        if turn is None:
             raise RuntimeError("start() comes first")
+
+        def pass_on(events: list[Event]) -> bool:
+            if outlet is None or not outlet.is_open():
+                return False
+            self._take(turn, events)
+            out, self._out = self._out, []
+            if out:
+                outlet.put(out)
+            return True
+
         while not self._out and self._result is None:
-            if not await self._take_events(self._turn):
+            events = await turn.take(pass_on)
+            self._take(turn, events)
+            if not events and self._result is None:
                 raise EngineError("the engine ended the request without figures")
         out, self._out = self._out, []
         return out
-
-    async def _take_events(self, turn: Turn) -> bool:
-        events = await turn.take()
-        for event in events:
-            self._take(turn, event)
-        return bool(events)
 
     def stop(self) -> None:
         """Ends the answer here, as a success."""
@@ -219,7 +240,11 @@ class Generation:
         if self._turn is not None:
             self._turn.stop()
 
-    def _take(self, turn: Turn, event: frames.Record) -> None:
+    def _take(self, turn: Turn, events: list[Event]) -> None:
+        for event in events:
+            self._take_one(turn, event)
+
+    def _take_one(self, turn: Turn, event: Event) -> None:
         match event:
             case frames.Data():
                 if self._first_token_at is None:

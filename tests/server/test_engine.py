@@ -347,6 +347,7 @@ async def test_what_is_there_is_taken_together_and_a_wait_can_be_given_up() -> N
     await asyncio.sleep(0)
     turn.push(first)
     turn.push(second)
+    turn.deliver()
     assert await waiting == [first, second]
     turn.push(third)
     turn.end(EngineDied("it broke"))

@@ -127,8 +127,10 @@ class GenerationHandler(BaseHandler):
     async def _send_deltas(
         self, generation: Generation, events: EventStream, chunks: ChunkWriter
     ) -> None:
-        while deltas := await generation.take():
-            await events.send(b"".join([_event(chunks, delta) for delta in deltas]))
+        outlet = _Outlet(events, chunks)
+        while deltas := await generation.take(outlet):
+            # Here the client's slowness is waited for; meanwhile the turn keeps what comes.
+            await events.send(outlet.encode(deltas))
         result = generation.result
         figures = chunks.figures(result.usage(), self._colibri(result))
         await events.send(chunks.finish(result.finish_reason) + figures)
@@ -141,10 +143,26 @@ class GenerationHandler(BaseHandler):
         self.finish(sse(dumps(body)))
 
 
-def _event(chunks: ChunkWriter, delta: Delta) -> bytes:
-    if isinstance(delta, Text):
-        return chunks.text(delta.kind, delta.text)
-    return comment(f"prefill {delta.done}/{delta.total}")
+class _Outlet:
+    """Writes what comes to the client, as long as the client takes it."""
+
+    def __init__(self, events: EventStream, chunks: ChunkWriter) -> None:
+        self._events = events
+        self._chunks = chunks
+
+    def is_open(self) -> bool:
+        return self._events.is_open()
+
+    def put(self, deltas: list[Delta]) -> None:
+        self._events.put(self.encode(deltas))
+
+    def encode(self, deltas: list[Delta]) -> bytes:
+        return b"".join([self._event(delta) for delta in deltas])
+
+    def _event(self, delta: Delta) -> bytes:
+        if isinstance(delta, Text):
+            return self._chunks.text(delta.kind, delta.text)
+        return comment(f"prefill {delta.done}/{delta.total}")
 
 
 class ChatHandler(GenerationHandler):

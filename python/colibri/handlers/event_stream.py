@@ -54,17 +54,21 @@ class EventStream:
         Raises:
             StreamClosedError: the client is gone.
         """
-        waiting = self._write(data)
+        waiting = self.put(data)
         if waiting is not None:
             await waiting
 
-    def _write(self, data: bytes) -> asyncio.Future[None] | None:
-        """Returns what to wait for unless the socket took everything at once."""
+    def is_open(self) -> bool:
+        """Whether the client has taken everything so far."""
+        return not self._stream.closed() and not self._stream.writing()
+
+    def put(self, data: bytes) -> asyncio.Future[None] | None:
+        """Sends complete events; returns what to wait for unless the socket took all at once."""
         stream = self._stream
         self._sent_at = self._loop.time()
         if self._chunked:
             data = b"%x\r\n%b\r\n" % (len(data), data)
-        if not stream.closed() and not stream.writing():
+        if self.is_open():
             try:
                 sent = stream.socket.send(data)
             except OSError:
@@ -85,8 +89,8 @@ class EventStream:
         silent_s = self._loop.time() - self._sent_at
         if silent_s >= self._keepalive_s:
             silent_s = 0.0
-            if not self._stream.closed() and not self._stream.writing():
-                self._write(comment("keepalive"))
+            if self.is_open():
+                self.put(comment("keepalive"))
         self._timer = self._loop.call_later(self._keepalive_s - silent_s, self.watch_silence)
 
     def end(self) -> None:
