@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
 from colibri import frames
 from colibri.admission import Admission, Lease
@@ -50,16 +50,14 @@ class Prompt:
     topk: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(NamedTuple):
     """A piece of the answer; never empty."""
 
     kind: Kind
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """Prompt tokens processed so far."""
 
     done: int

@@ -6,7 +6,7 @@ import time
 import uuid
 from typing import Any
 
-from colibri.openai.json import dumps
+from colibri.openai.json import dumps, quote
 
 DONE = b"data: [DONE]\n\n"
 
@@ -100,7 +100,7 @@ class ChunkWriter:
     def text(self, kind: str, text: str) -> bytes:
         """Returns a chunk with a piece of the answer."""
         head, end = self._around[kind]
-        return head + dumps(text).encode() + end
+        return head + quote(text).encode() + end
 
     def finish(self, reason: str) -> bytes:
         """Returns the chunk that says why the answer ended."""
