@@ -19,7 +19,7 @@ from colibri.engine_process import EngineConfig
 from colibri.models import ModelInfo
 from colibri.tornado_app import ServeSettings, bind, listen, make_app, make_service
 
-FAKE_ENGINE = Path(__file__).parent / "fake_engine.py"
+FAKE_ENGINE = (sys.executable, "-m", "colibri", "fake-engine")
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -38,14 +38,18 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 class FakeEngineFiles:
-    """The scenario of a fake engine and what it noted."""
+    """The script of a fake engine, a scenario or the text of a transcript, and what it noted."""
 
-    def __init__(self, folder: Path, scenario: dict[str, Any]) -> None:
-        self.path = folder / "scenario.json"
-        self.path.write_text(json.dumps(scenario), encoding="utf-8")
+    def __init__(self, folder: Path, script: dict[str, Any] | str) -> None:
+        if isinstance(script, str):
+            self.path = folder / "transcript.txt"
+            self.path.write_text(script, encoding="utf-8")
+        else:
+            self.path = folder / "scenario.json"
+            self.path.write_text(json.dumps(script), encoding="utf-8")
 
     def config(self, **settings: Any) -> EngineConfig:
-        command = (sys.executable, "-S", str(FAKE_ENGINE), str(self.path))
+        command = (*FAKE_ENGINE, str(self.path))
         return EngineConfig(
             model=self.path.parent, command=command, **{"ctx": 64, "slots": 2, **settings}
         )
@@ -135,9 +139,9 @@ class Server:
     """The real application on a real socket, over a scripted engine."""
 
     def __init__(
-        self, folder: Path, scenario: dict[str, Any] | None = None, **options: Any
+        self, folder: Path, script: dict[str, Any] | str | None = None, **options: Any
     ) -> None:
-        self.files = FakeEngineFiles(folder, scenario or {})
+        self.files = FakeEngineFiles(folder, script or {})
         self.folder = folder
         self.ready = options.pop("ready", True)
         self.static = options.pop("static", folder / "no-static")
@@ -235,7 +239,7 @@ def fake(tmp_path: Path) -> Callable[..., FakeEngineFiles]:
 def serve(tmp_path: Path) -> Callable[..., Server]:
     """``async with serve({...scenario}, option=...) as server``."""
 
-    def make(scenario: dict[str, Any] | None = None, **options: Any) -> Server:
-        return Server(tmp_path, scenario, **options)
+    def make(script: dict[str, Any] | str | None = None, **options: Any) -> Server:
+        return Server(tmp_path, script, **options)
 
     return make

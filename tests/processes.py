@@ -19,7 +19,7 @@ def environment(files: FakeEngineFiles | None) -> dict[str, str]:
     env.pop("COLIBRI_API_KEY", None)
     if files is not None:
         env.pop("COLI_MODEL", None)
-        command = [sys.executable, "-S", str(FAKE_ENGINE), str(files.path)]
+        command = [*FAKE_ENGINE, str(files.path)]
         env["COLIBRI_ENGINE"] = shlex.join(command)
     return env
 

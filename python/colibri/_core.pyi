@@ -84,6 +84,30 @@ class RecordReader:
     def buffered(self) -> int:
         """Bytes of an incomplete record held back."""
 
+@final
+class RequestReader:
+    """Incremental parser of the engine's input (server -> engine); total on every byte string.
+
+    ``options``: names of the submit options that are accepted, ``None`` for all that are known;
+    ``slots``: number of KV slots.
+    """
+
+    def __new__(cls, options: list[str] | None, slots: int) -> Self: ...
+    def feed(self, data: bytes) -> list[tuple[str, dict[str, Any]]]:
+        """Parse more bytes; return the requests completed by them as ``(kind, fields)``.
+
+        Kinds and their fields::
+
+            SUBMIT   {id, slot, max_tokens, temperature, top_p, topk: int | None,
+                      payload: bytes}
+            STOP     {id}
+            CANCEL   {id}
+            REFUSED  {id, detail}     to be answered by BAD_REQUEST; id 0 if it is unreadable
+            LOST     {id, detail}     to be answered by BAD_FRAME; nothing more is read
+        """
+    def finish(self) -> list[tuple[str, dict[str, Any]]]:
+        """Say that no byte follows; return what that completes."""
+
 def format_submit(
     id: int,
     slot: int,

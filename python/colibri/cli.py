@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from colibri import streams
+from colibri.conformance.transcript import TAGS, WIRES
 from colibri.errors import ColibriError, EngineStartError
 
 MODEL_HELP = (
@@ -73,6 +74,13 @@ def _number(low: float, high: float, *, above_low: bool = False) -> Callable[[st
         return value
 
     return number
+
+
+def _tags(text: str) -> tuple[str, ...]:
+    tags = tuple(text.split(","))
+    if not set(tags) <= set(TAGS):
+        raise argparse.ArgumentTypeError(f"must be a comma list of {', '.join(TAGS)}")
+    return tags
 
 
 def _engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -179,6 +187,43 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--verbose", action="store_true", help="log every request")
 
 
+def _conformance_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "engine",
+        nargs="+",
+        metavar="COMMAND",
+        help="what starts the engine; it is told by environment variables to speak mux",
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument(
+        "--tags",
+        type=_tags,
+        default=TAGS,
+        metavar="LIST",
+        help="only the rules from there: seed (the specification), compat (the C engine), ours",
+    )
+    parser.add_argument(
+        "--wire",
+        choices=WIRES,
+        help="wire mode, set as COLIBRI_WIRE; default: not set, and judged as full if the "
+        "engine sends CAPS, else as seed",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=_number(0, 86400, above_low=True),
+        default=10.0,
+        metavar="S",
+        help="seconds after which a record does not come any more (default: 10)",
+    )
+    parser.add_argument(
+        "--start-timeout",
+        type=_number(0, 86400, above_low=True),
+        default=120.0,
+        metavar="S",
+        help="seconds that the engine may take to load (default: 120)",
+    )
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the whole command line."""
     parser = _Parser(
@@ -201,6 +246,12 @@ def make_parser() -> argparse.ArgumentParser:
     _engine_arguments(chat)
     _sampling_arguments(chat, max_tokens="what the context leaves")
     chat.add_argument("--system", metavar="TEXT", help="system message")
+    chat.add_argument(
+        "--legacy",
+        action="store_true",
+        help="speak the protocol of one answer at a time, which older engines know; answers have "
+        "256 tokens then, unless --max-tokens says otherwise, and /more continues them",
+    )
 
     run = commands.add_parser("run", help="print the continuation of a prompt")
     run.add_argument("prompt", metavar="PROMPT", help="the text; '-' reads it from stdin")
@@ -222,10 +273,41 @@ def make_parser() -> argparse.ArgumentParser:
     info = commands.add_parser("info", help="say what a model folder holds")
     info.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     info.add_argument("--json", action="store_true", help="as JSON")
+
+    fake = commands.add_parser(
+        "fake-engine", help="play a scripted engine on stdin and stdout, to test servers with"
+    )
+    fake.add_argument(
+        "script",
+        metavar="SCRIPT",
+        help="a scenario (.json) or a transcript (.txt); see docs/fake-engine.md",
+    )
+    ignored = fake.add_argument(
+        "engine_arguments",
+        nargs=argparse.REMAINDER,
+        metavar="...",
+        help="what servers start an engine with; ignored",
+    )
+    ignored.required = False  # else messages would ask for it
+
+    conformance = commands.add_parser(
+        "conformance",
+        usage="colibri conformance [options] -- COMMAND...",
+        help="judge an engine by the rules of the serve protocol",
+    )
+    _conformance_arguments(conformance)
     return parser
 
 
-_MODULES = {"serve": "serve", "web": "serve", "chat": "chat", "run": "run", "info": "info"}
+_MODULES = {
+    "serve": "serve",
+    "web": "serve",
+    "chat": "chat",
+    "run": "run",
+    "info": "info",
+    "conformance": "conformance",
+    "fake-engine": "fake_engine",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -25,7 +25,6 @@ from colibri.errors import (
     RequestError,
     UsageError,
 )
-from colibri.streams import explain
 from colibri.telemetry import Telemetry
 
 log = logging.getLogger("colibri.engine")
@@ -371,9 +370,7 @@ class Engine:
         except UsageError as error:
             cause, hint = str(error), error.hint
         except OSError as error:
-            reason, hint = explain(error)
-            cause = f"cannot start {self.config.argv()[0]}: {error.strerror or reason}"
-            hint = hint or "set COLIBRI_ENGINE to the engine's command"
+            cause, hint = self.config.cannot_start(error)
         else:
             cause, hint = process.cause(code), process.hint
             exit_code = code if code > 0 else 1

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from colibri import _core, frames
 from colibri.errors import ProtocolError
 from colibri.find_engine import find_engine
 from colibri.last_words import LastWords
+from colibri.streams import explain
 
 READ_BYTES = 1 << 16
 # A diagnostic line longer than this is cut: stderr is for people.
@@ -37,6 +39,7 @@ class EngineConfig:
         slots: KV slots, which is how many requests run at once.
         ram_gb: memory budget in GB, ``None`` for the engine's own choice.
         threads: worker threads, ``None`` for the engine's own choice.
+        protocol: the flags that say what is spoken, and how.
         command: how to start the engine; empty for the usual search.
     """
 
@@ -45,12 +48,13 @@ class EngineConfig:
     slots: int = 4
     ram_gb: float | None = None
     threads: int | None = None
+    protocol: tuple[str, ...] = ("--mux",)
     command: tuple[str, ...] = ()
 
     def argv(self) -> list[str]:
         """Returns the complete command line."""
         argv = list(self.command) or find_engine()
-        argv += ["--mux", "--model", str(self.model)]
+        argv += [*self.protocol, "--model", str(self.model)]
         argv += ["--ctx", str(self.ctx), "--slots", str(self.slots)]
         if self.ram_gb is not None:
             argv += ["--ram", f"{self.ram_gb:g}"]
@@ -58,13 +62,17 @@ class EngineConfig:
             argv += ["--threads", str(self.threads)]
         return [*argv, "--progress"]
 
+    def cannot_start(self, error: OSError) -> tuple[str, str]:
+        """Returns the cause and the advice where starting failed with ``error``."""
+        reason, hint = explain(error)
+        cause = f"cannot start {self.argv()[0]}: {error.strerror or reason}"
+        return cause, hint or "set COLIBRI_ENGINE to the engine's command"
 
-class EngineProcess:
-    """A running engine.
+
+class Process(ABC):
+    """A running engine, whatever it speaks.
 
     Args:
-        on_record: called for each record, in order.
-        on_pause: called after the records of one read, when no more are there for now.
         on_progress: called with (stage, done, total) while the model loads.
         on_log: called with each other line of the engine's stderr.
     """
@@ -72,20 +80,15 @@ class EngineProcess:
     def __init__(
         self,
         *,
-        on_record: Callable[[frames.Record], None],
-        on_pause: Callable[[], None],
         on_progress: Callable[[str, int, int], None],
         on_log: Callable[[str], None],
     ) -> None:
-        self._on_record = on_record
-        self._on_pause = on_pause
         self._on_progress = on_progress
         self._on_log = on_log
         self._words = LastWords()
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = False
         self._broken: str | None = None
-        self._reader = _core.RecordReader()
 
     async def run(self, config: EngineConfig) -> int:
         """Starts the process and serves its output until it has ended; returns the exit code.
@@ -156,6 +159,10 @@ class EngineProcess:
             self._signal(number)
         await process.wait()
 
+    def interrupt(self) -> None:
+        """Sends SIGINT, which ends what is being answered."""
+        self._signal(signal.SIGINT)
+
     def kill(self, why: str) -> None:
         """Ends a process that can no longer be understood."""
         self._broken = self._broken or why
@@ -187,6 +194,14 @@ class EngineProcess:
         """The error the engine printed, without our words about the exit."""
         return self._words.error
 
+    @abstractmethod
+    def on_output(self, data: bytes) -> None:
+        """Takes what the engine wrote.
+
+        Raises:
+            ProtocolError: it cannot be understood.
+        """
+
     async def _read_output(self, descriptor: int) -> None:
         """Serves the engine's output to its end."""
         loop = asyncio.get_running_loop()
@@ -201,9 +216,7 @@ class EngineProcess:
         if self._broken is not None:
             return
         try:
-            for kind, values in self._reader.feed(data):
-                self._on_record(frames.to_record(kind, values))
-            self._on_pause()
+            self.on_output(data)
         except ProtocolError as error:
             self.kill(str(error))
 
@@ -251,6 +264,36 @@ class _Blocks(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if not self.ended.done():
             self.ended.set_result(None)
+
+
+class EngineProcess(Process):
+    """A running engine that speaks mux.
+
+    Args:
+        on_record: called for each record, in order.
+        on_pause: called after the records of one read, when no more are there for now.
+        on_progress: called with (stage, done, total) while the model loads.
+        on_log: called with each other line of the engine's stderr.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_record: Callable[[frames.Record], None],
+        on_pause: Callable[[], None],
+        on_progress: Callable[[str, int, int], None],
+        on_log: Callable[[str], None],
+    ) -> None:
+        super().__init__(on_progress=on_progress, on_log=on_log)
+        self._on_record = on_record
+        self._on_pause = on_pause
+        self._reader = _core.RecordReader()
+
+    def on_output(self, data: bytes) -> None:
+        """Passes complete records on."""
+        for kind, values in self._reader.feed(data):
+            self._on_record(frames.to_record(kind, values))
+        self._on_pause()
 
 
 def _parse_progress(line: str) -> tuple[str, int, int] | None:

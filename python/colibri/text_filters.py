@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import AnyStr, Literal, TypeAlias
 
 Kind: TypeAlias = Literal["content", "reasoning"]
 
@@ -36,8 +36,8 @@ def role_markers(template: str | None) -> tuple[str, ...]:
     return tuple(marker for marker in ROLE_MARKERS if template and marker in template)
 
 
-def held_back(text: str, markers: Sequence[str]) -> int:
-    """Returns how many last characters of ``text`` may be the beginning of a marker."""
+def held_back(text: AnyStr, markers: Sequence[AnyStr]) -> int:
+    """Returns how many last characters, or bytes, of ``text`` may be the beginning of a marker."""
     longest = max((len(marker) for marker in markers), default=0) - 1
     for size in range(min(longest, len(text)), 0, -1):
         tail = text[-size:]

@@ -1,14 +1,18 @@
 //! The command line of `colibri-engine`, shared by the native binary and the Python package.
 
+use std::ffi::OsString;
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use clap::Parser;
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{CommandFactory, FromArgMatches, Parser};
 
 use crate::cpu::Isa;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::legacy::{self, Chat, LegacyOptions};
 use crate::mux::{self, SessionOptions, Wire};
 use crate::runner::RunnerOptions;
 
@@ -29,11 +33,24 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 #[command(name = "colibri-engine", version)]
 struct Args {
     /// Model folder
+    #[arg(value_name = "MODEL")]
+    folder: Option<PathBuf>,
+    /// Model folder, where none is given by position
     #[arg(long, env = "COLI_MODEL", value_name = "DIR")]
-    model: PathBuf,
-    /// Speak the multiplexed protocol (the default where stdin is no terminal)
-    #[arg(long)]
+    model: Option<OsString>,
+    /// Speak the multiplexed protocol, as with `SERVE_BATCH=1` (the default where stdin is no
+    /// terminal)
+    #[arg(long, conflicts_with = "legacy")]
     mux: bool,
+    /// Speak the protocol of one answer at a time, as with `SERVE=1`
+    #[arg(long)]
+    legacy: bool,
+    /// For the variable: a number other than 0 asks for mux where no flag says what to speak
+    #[arg(long, env = "SERVE_BATCH", hide = true)]
+    serve_batch: Option<OsString>,
+    /// For the variable: any value asks for legacy where nothing asks for mux
+    #[arg(long, env = "SERVE", hide = true)]
+    serve: Option<OsString>,
     /// Most tokens of a conversation [default: 4096, or less where the model was made for less]
     #[arg(long, env = "CTX", value_parser = clap::value_parser!(u32).range(2..))]
     ctx: Option<u32>,
@@ -56,14 +73,61 @@ struct Args {
     /// gateway of the C engine understands
     #[arg(long, env = "COLIBRI_WIRE", value_enum, default_value_t)]
     wire: Wire,
+    /// Most tokens of an answer; legacy only
+    #[arg(long, env = "NGEN", default_value_t = legacy::DEFAULT_NGEN, value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
+    ngen: u32,
+    /// Temperature of text lines, 0 to 2 [default: what the model suggests]; legacy only
+    #[arg(long, env = "COLI_TEMP", value_name = "T", value_parser = temperature)]
+    temperature: Option<f64>,
+    /// Probability mass that text lines draw from [default: what the model suggests]; legacy only
+    #[arg(long, env = "NUCLEUS", value_name = "P", value_parser = top_p)]
+    top_p: Option<f64>,
+    /// Makes the draws of a session repeatable; legacy only
+    #[arg(long, env = "SEED", value_name = "N")]
+    seed: Option<u64>,
     /// Write `progress <stage> <done> <total>` lines to stderr while loading
     #[arg(long)]
     progress: bool,
 }
 
+/// What is spoken on stdin and stdout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Protocol {
+    Mux,
+    Legacy,
+}
+
+impl Protocol {
+    /// What flags, or else the environment, ask for.
+    fn asked(args: &Args) -> Option<Self> {
+        let batch = args.serve_batch.as_ref().and_then(|text| text.to_str()?.trim().parse().ok());
+        if args.mux {
+            Some(Self::Mux)
+        } else if args.legacy {
+            Some(Self::Legacy)
+        } else if batch.is_some_and(|number: i64| number != 0) {
+            Some(Self::Mux)
+        } else {
+            args.serve.as_ref().map(|_| Self::Legacy)
+        }
+    }
+}
+
 fn positive(text: &str) -> Result<f64, String> {
+    number(text, |value| value > 0.0 && value.is_finite(), "must be above 0")
+}
+
+fn number(text: &str, fits: impl Fn(f64) -> bool, bound: &str) -> Result<f64, String> {
     let value: f64 = text.parse().map_err(|_| format!("{text:?} is not a number"))?;
-    if value > 0.0 && value.is_finite() { Ok(value) } else { Err("must be above 0".into()) }
+    if fits(value) { Ok(value) } else { Err(bound.to_owned()) }
+}
+
+fn temperature(text: &str) -> Result<f64, String> {
+    number(text, |value| (0.0..=2.0).contains(&value), "must be from 0 to 2")
+}
+
+fn top_p(text: &str) -> Result<f64, String> {
+    number(text, |value| value > 0.0 && value <= 1.0, "must be above 0, at most 1")
 }
 
 fn isa(text: &str) -> Result<Isa, String> {
@@ -80,8 +144,24 @@ pub fn run(args: &[String]) -> i32 {
     }
 }
 
+fn parse<I>(args: I) -> Result<Args, clap::Error>
+where
+    I: IntoIterator,
+    I::Item: Into<OsString> + Clone,
+{
+    let matches = Args::command().try_get_matches_from(args)?;
+    let args = Args::from_arg_matches(&matches)?;
+    // What the environment says is no more than a default.
+    let is_typed = matches.value_source("model") == Some(ValueSource::CommandLine);
+    if is_typed && args.folder.is_some() {
+        let message = "the model folder is given twice, by position and with '--model <DIR>'";
+        return Err(Args::command().error(ErrorKind::ArgumentConflict, message));
+    }
+    Ok(args)
+}
+
 fn main(args: &[String]) -> i32 {
-    let args = match Args::try_parse_from(args) {
+    let args = match parse(args) {
         Ok(args) => args,
         Err(error) if error.use_stderr() => {
             // A wrong value is one line; clap adds usage and hints to it.
@@ -92,12 +172,21 @@ fn main(args: &[String]) -> i32 {
         // --help and --version; nothing is served, so stdout is free.
         Err(error) => return error.print().map_or(EXIT_FAILURE, |()| 0),
     };
-    if !args.mux && std::io::stdin().is_terminal() {
+    let Some(protocol) = Protocol::asked(&args).or_else(|| {
+        let is_program = !std::io::stdin().is_terminal();
+        is_program.then_some(Protocol::Mux)
+    }) else {
         eprintln!("error: colibri-engine speaks a protocol for programs on stdin and stdout");
         eprintln!("hint: `colibri chat` talks to people; --mux starts the protocol anyway");
         return EXIT_USAGE;
-    }
-    match serve(&args) {
+    };
+    let named = args.model.as_ref().filter(|name| !name.is_empty()).map(PathBuf::from);
+    let Some(model) = args.folder.clone().or(named) else {
+        eprintln!("error: no model folder is given");
+        eprintln!("hint: colibri-engine MODEL, or set COLI_MODEL");
+        return EXIT_USAGE;
+    };
+    match serve(&args, &model, protocol) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error}");
@@ -109,7 +198,7 @@ fn main(args: &[String]) -> i32 {
     }
 }
 
-fn serve(args: &Args) -> Result<i32> {
+fn serve(args: &Args, model: &Path, protocol: Protocol) -> Result<i32> {
     let options = RunnerOptions {
         ctx: args.ctx.map(|n| n as usize),
         slots: args.slots as usize,
@@ -118,7 +207,7 @@ fn serve(args: &Args) -> Result<i32> {
         isa: args.isa,
     };
     let mut reported = None;
-    let mut engine = Engine::load(&args.model, &options, &mut |done, total| {
+    let mut engine = Engine::load(model, &options, &mut |done, total| {
         let due = reported.is_none_or(|at: Instant| at.elapsed() >= PROGRESS_INTERVAL);
         if args.progress && (due || done == total) {
             reported = Some(Instant::now());
@@ -128,14 +217,71 @@ fn serve(args: &Args) -> Result<i32> {
     for notice in &engine.runner.notices {
         eprintln!("notice: {notice}");
     }
-    let model_name = std::path::absolute(&args.model)
-        .map_err(|e| Error::io(&args.model, e))?
-        .file_name()
-        .map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned());
-    if args.serve_topk == 1 && !args.wire.has_details() {
-        eprintln!("notice: this wire has no TOPK records; --serve-topk is ignored");
+    match protocol {
+        Protocol::Legacy => {
+            let chat = Chat::load(model)?;
+            if let Some(fault) = chat.fault() {
+                eprintln!("notice: {fault}; only exact prompts are answered");
+            }
+            let options = LegacyOptions {
+                ngen: args.ngen,
+                temperature: args.temperature,
+                top_p: args.top_p,
+                seed: args.seed,
+            };
+            legacy::serve(&mut engine, &chat, &options)
+        }
+        Protocol::Mux => {
+            let model_name = std::path::absolute(model)
+                .map_err(|e| Error::io(model, e))?
+                .file_name()
+                .map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned());
+            if args.serve_topk == 1 && !args.wire.has_details() {
+                eprintln!("notice: this wire has no TOPK records; --serve-topk is ignored");
+            }
+            let default_topk = if args.serve_topk == 1 && args.wire.has_details() { 5 } else { 0 };
+            let options = SessionOptions { model_name, default_topk, wire: args.wire };
+            mux::serve(&mut engine, &options)
+        }
     }
-    let default_topk = if args.serve_topk == 1 && args.wire.has_details() { 5 } else { 0 };
-    let options = SessionOptions { model_name, default_topk, wire: args.wire };
-    mux::serve(&mut engine, &options)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(words: &[&str]) -> Result<Args, clap::Error> {
+        parse(std::iter::once(&"colibri-engine").chain(words))
+    }
+
+    #[test]
+    fn flags_go_before_the_environment_and_mux_before_legacy() {
+        use Protocol::{Legacy, Mux};
+        // Variables and options are the same to the parser.
+        let cases: [(&[&str], Option<Protocol>); 10] = [
+            (&[], None),
+            (&["--serve", "0"], Some(Legacy)),
+            (&["--serve="], Some(Legacy)),
+            (&["--serve-batch", "1"], Some(Mux)),
+            (&["--serve-batch=-1", "--serve", "1"], Some(Mux)),
+            (&["--serve-batch", "0"], None),
+            (&["--serve-batch", "0", "--serve", "1"], Some(Legacy)),
+            (&["--serve-batch", "yes", "--serve", "1"], Some(Legacy)),
+            (&["--mux", "--serve", "1"], Some(Mux)),
+            (&["--legacy", "--serve-batch", "1"], Some(Legacy)),
+        ];
+        for (words, expected) in cases {
+            let args = parsed(words).expect("a command line");
+            assert_eq!(Protocol::asked(&args), expected, "{words:?}");
+        }
+        assert!(parsed(&["--mux", "--legacy"]).is_err());
+    }
+
+    #[test]
+    fn the_model_is_named_once() {
+        assert!(parsed(&["--model", "a"]).is_ok() && parsed(&["--mux", "a"]).is_ok());
+        let error = parsed(&["--model", "a", "b"]).expect_err("refused").to_string();
+        assert!(error.starts_with("error: the model folder is given twice"), "{error}");
+        assert!(parsed(&["a", "b"]).is_err());
+    }
 }

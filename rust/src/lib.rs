@@ -14,6 +14,7 @@ pub mod error;
 pub mod experts;
 pub mod kernels;
 pub mod kv;
+pub mod legacy;
 pub mod matrix;
 pub mod model;
 pub mod mux;

@@ -17,6 +17,7 @@ use crate::engine::{Engine, Event, Request};
 use crate::error::{Error, Result};
 use crate::stdio::{Input, Output, Parser, Signal};
 use emit::Emitter;
+pub(crate) use emit::{rss_gb, tiers_record};
 use frame::{Incoming, RequestReader, Submit};
 use waiting::{Fate, Tokens, Waiting};
 pub use wire::Wire;

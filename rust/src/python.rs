@@ -17,6 +17,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<template::ChatTemplate>()?;
     module.add_class::<tokenizer::Tokenizer>()?;
     module.add_class::<wire::RecordReader>()?;
+    module.add_class::<wire::RequestReader>()?;
     module.add_function(wrap_pyfunction!(wire::format_submit, module)?)?;
     module.add_function(wrap_pyfunction!(engine::engine_main, module)?)?;
     module.add_function(wrap_pyfunction!(engine::describe, module)?)?;

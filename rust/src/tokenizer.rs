@@ -34,6 +34,7 @@ pub struct Tokenizer {
     /// The same, blind to added tokens; made when it is first asked for, since it is a copy.
     plain: OnceLock<tokenizers::Tokenizer>,
     token_bytes: TokenBytes,
+    special_ids: Vec<u32>,
     strips_first_space: bool,
     /// Bytes of text behind one byte of token, `None` without bound.
     shrinkage: Option<usize>,
@@ -70,6 +71,7 @@ impl Tokenizer {
         let strips_first_space = bytes::strips_first_space(&file);
         let added = added_tokens(&file).map_err(bad)?;
         check_model(&file).map_err(bad)?;
+        let special_ids = special_ids(&file, &added);
         // All added tokens count as special, so that one switch of the crate hides them all.
         if let Some(tokens) = file.get_mut("added_tokens").and_then(Value::as_array_mut) {
             for token in tokens {
@@ -92,7 +94,15 @@ impl Tokenizer {
         }
         let token_bytes = TokenBytes::new(&vocab, &added, style).map_err(bad)?;
         let path = path.to_owned();
-        Ok(Self { path, inner, plain: OnceLock::new(), token_bytes, strips_first_space, shrinkage })
+        Ok(Self {
+            path,
+            inner,
+            plain: OnceLock::new(),
+            token_bytes,
+            special_ids,
+            strips_first_space,
+            shrinkage,
+        })
     }
 
     /// Token ids of `text`; no token is added to it.
@@ -141,6 +151,12 @@ impl Tokenizer {
         self.token_bytes.get(id)
     }
 
+    /// Ids of the added tokens that the file calls special: they mark turns and ends, where others
+    /// such as `<think>` are part of what is said.
+    pub fn special_ids(&self) -> &[u32] {
+        &self.special_ids
+    }
+
     /// One more than the largest id.
     pub fn vocab_size(&self) -> usize {
         self.token_bytes.len()
@@ -183,6 +199,16 @@ fn added_tokens(file: &Value) -> Result<HashMap<String, u32>, String> {
         added.insert(content.to_owned(), id as u32);
     }
     Ok(added)
+}
+
+fn special_ids(file: &Value, added: &HashMap<String, u32>) -> Vec<u32> {
+    file["added_tokens"]
+        .as_array()
+        .map_or(&[][..], Vec::as_slice)
+        .iter()
+        .filter(|token| token["special"] == Value::Bool(true))
+        .filter_map(|token| added.get(token["content"].as_str()?).copied())
+        .collect()
 }
 
 /// Properties of the model part that the crate does not insist on.

@@ -77,17 +77,26 @@ def test_links_in_documents_lead_somewhere() -> None:
 # A module may import modules of its own and of lower levels.
 PYTHON_LEVELS = [
     {"errors"},
+    {"conformance", "conformance.transcript", "conformance.verdict"},
     {"arguments", "find_engine", "last_words", "openai.json", "streams", "text_filters"},
+    {
+        "conformance.figures",
+        "conformance.matcher",
+        "conformance.reverse",
+        "conformance.tracks",
+        "fake_engine",
+    },
     {"frames", "models", "openai", "openai.schema", "openai.stream", "template_process"},
-    {"admission", "engine_process", "prompt", "telemetry", "model"},
-    {"engine"},
-    {"generation"},
-    {"handlers", "handlers.base", "handlers.event_stream"},
+    {"admission", "engine_process", "prompt", "telemetry", "model", "conformance.turns"},
+    {"engine", "conformance.monitor"},
+    {"generation", "legacy_process", "conformance.process"},
+    {"handlers", "handlers.base", "handlers.event_stream", "conformance.player"},
+    {"conformance.report"},
     {"handlers.chat", "handlers.models", "handlers.telemetry", "handlers.static"},
     {"handlers.completions"},
     {"tornado_app"},
-    {"commands", "commands.console"},
-    {"commands.run", "commands.serve"},
+    {"commands", "commands.console", "commands.fake_engine"},
+    {"commands.run", "commands.serve", "commands.conformance", "commands.legacy_chat"},
     {"commands.chat", "commands.info"},
     {"cli"},
     {"__init__", "__main__", "_engine_entry", "_template_worker"},
@@ -147,8 +156,8 @@ def test_who_may_import_what() -> None:
     assert all(name == "tornado_app" or name.startswith("handlers.") for name in tornado)
     handlers = importers("colibri.handlers")
     assert all(name == "tornado_app" or name.startswith("handlers.") for name in handlers)
-    # It waits for its process in a thread of its own.
-    assert importers("subprocess") == {"template_process"}
+    # One waits for its process in a thread of its own, the other with nothing else to do.
+    assert importers("subprocess") == {"conformance.process", "template_process"}
     core = {"__init__", "_engine_entry", "commands.serve", "engine", "engine_process", "model"}
     assert importers("colibri._core") <= core | {"prompt", "_template_worker"}
 

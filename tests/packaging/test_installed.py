@@ -37,6 +37,7 @@ def test_the_package_holds_page_model_and_extension(
         "colibri/_core.abi3.so",
         "colibri/_core.pyi",
         "colibri/py.typed",
+        "colibri/conformance/rules/stop-not-found.txt",
     ]:
         assert wanted in names
 
@@ -46,6 +47,15 @@ def test_nothing_strays_into_the_package(files: list[importlib.metadata.PackageP
     assert tops <= {"colibri", f"colibri-{colibri.__version__}.dist-info"}
     kinds = {path.suffix for path in files if path.parts[:2] == ("colibri", "static")}
     assert kinds <= {".html", ".js", ".css", ".svg", ".sha256", ".woff2", ".png"}
+
+
+def test_the_package_holds_every_rule_of_the_checkout(
+    files: list[importlib.metadata.PackagePath],
+) -> None:
+    folder = Path("python", "colibri", "conformance", "rules")
+    wanted = {path.name for path in (ROOT / folder).iterdir()}
+    assert len(wanted) > 100
+    assert {path.name for path in files if path.parent.as_posix().endswith("/rules")} == wanted
 
 
 def test_the_wheel_stays_small(files: list[importlib.metadata.PackagePath]) -> None:

@@ -20,6 +20,7 @@ from colibri.errors import (
     EngineUnavailable,
     RequestError,
 )
+from colibri.fake_engine import LAST_MAP
 from conftest import FAST_BACKOFF_S, FakeEngineFiles, until
 
 Fake = Callable[..., FakeEngineFiles]
@@ -82,7 +83,7 @@ async def test_a_turn_from_accept_to_done(fake: Fake) -> None:
         assert telemetry.tiers == frames.Tiers(0, 11, 5, 0.0, 0.01)
         assert telemetry.entropy == frames.Entropy([1.5, 2.25])
         assert telemetry.map is not None
-        assert telemetry.map.map == bytes(range(16))
+        assert telemetry.map.map == LAST_MAP
 
 
 async def test_noise_before_ready_is_skipped_and_progress_is_state(fake: Fake) -> None:
@@ -183,43 +184,76 @@ HANDSHAKE = (
     b"\x01\x01READY\x01\x01\nSTAT 0 0.00 0.0 0.01\nHWINFO 2 8.0 4.0 0 0.0 cpu|none\nGPUS 0\n"
     b"TIERS 0 1 1 0.00 0.01\nEMAP 1 2 4001\nCAPS proto=1 ctx=64 slots=1\n"
 )
+# A telemetry block in full, then shorter ones, so that the session stays short.
 ANSWER = (
-    b"ACCEPT 1 3\nPREFILL 1 0 3\nDATA 1 2\n\xc3\xbc\nTOPK 1 1 -0.1000 c3bc\nREPIN 1 0 0 -1\n"
-    b"DATA 1 1\nx\nHWINFO 2 8.0 4.0 0 0.0 cpu|none\nPERF 1 1 1 1 1 1 1 1\nENTROPY 0.5\nGPUS 0\n"
+    b"ACCEPT 1 3\nACCEPT 2 3\nPREFILL 1 0 3\nDATA 1 2\n\xc3\xbc\nTOPK 1 1 -0.1000 c3bc\n"
+    b"DATA 2 1\ny\nREPIN 1 0 0 -1\nDATA 1 1\nx\n"
+    b"HWINFO 2 8.0 4.0 0 0.0 cpu|none\nPERF 1 1 1 1 1 1 1 1\nENTROPY 0.5\nGPUS 0\n"
     b"TIERS 0 1 1 0.00 0.01\nEMAP 1 2 4001\nHITS 1 2 01\nDONE 1 STAT 2 1.00 1.0 0.01 3 0\n"
+    b"HITS 1 2 00\nERROR 2 ENGINE disk\n"
 )
-# Writes the first $1 bytes of the transcript $0 and ends; the answer begins after a request.
+NEXT_ANSWER = b"ACCEPT 3 3\nDATA 3 2\n\xc3\xbc\nDATA 3 1\nx\nDONE 3 STAT 2 1.00 1.0 0.01 3 0\n"
+# Writes the first $1 bytes of the transcript $0 and ends; the answer begins after $2 bytes, when
+# two requests of two lines each have come. Its second life plays $0.next and takes one request.
 CUT_ENGINE = """
-head -c $(( $1 < $2 ? $1 : $2 )) "$0"
-if [ $1 -ge $2 ]; then read -r _ && tail -c +$(( $2 + 1 )) "$0" | head -c $(( $1 - $2 )); fi
+file=$0 size=$1
+if [ -e "$0.died" ]; then file=$0.next size=99999; fi
+: > "$0.died"
+head -c $(( size < $2 ? size : $2 )) "$file"
+if [ "$size" -ge "$2" ]; then
+    read -r _ && read -r _
+    if [ "$file" = "$0" ]; then read -r _ && read -r _; fi
+    tail -c +$(( $2 + 1 )) "$file" | head -c $(( size - $2 ))
+fi
 """
 
 
+async def outcome(turn: Turn) -> str:
+    try:
+        return text(await events(turn))
+    except EngineDied:
+        return "died"
+    except EngineError as error:
+        return str(error)
+
+
+async def outcomes_of_two(config: EngineConfig) -> tuple[str, str]:
+    """What becomes of two requests of a dying engine, whose next life must serve a third."""
+    engine = Engine(config, backoff_s=(0.0,))
+    engine.start()
+    async with asyncio.timeout(10):
+        try:
+            await engine.wait_ready()
+        except EngineStartError:
+            found = ["start", "start"]
+        else:
+            turns = [submit(engine, slot=0), submit(engine, slot=1)]
+            found = await asyncio.gather(*map(outcome, turns))
+            await until(lambda: engine.state.restarts == 1 and engine.state.name == "ready")
+            assert text(await events(submit(engine))) == "üx"
+    assert engine.in_flight == 0
+    await engine.stop()
+    return found[0], found[1]
+
+
 async def test_death_at_every_byte_is_noticed(tmp_path: Path) -> None:
-    """Whatever the last byte was, the start fails, or the request fails, or it is complete."""
+    """Whatever the last byte was, each request fails or is complete."""
     transcript = tmp_path / "transcript"
     transcript.write_bytes(HANDSHAKE + ANSWER)
+    (tmp_path / "transcript.next").write_bytes(HANDSHAKE + NEXT_ANSWER)
     outcomes = []
     for size in range(len(HANDSHAKE + ANSWER) + 1):
+        (tmp_path / "transcript.died").unlink(missing_ok=True)
         shell = ("/bin/sh", "-c", CUT_ENGINE, str(transcript), str(size), str(len(HANDSHAKE)))
-        engine = Engine(EngineConfig(tmp_path, command=shell), backoff_s=(60.0,))
-        engine.start()
-        async with asyncio.timeout(10):
-            try:
-                await engine.wait_ready()
-                got = await events(submit(engine))
-            except EngineStartError:
-                outcomes.append("start")
-            except EngineDied:
-                outcomes.append("died")
-            else:
-                assert text(got) == "üx"
-                outcomes.append("done")
-        assert engine.in_flight == 0
-        await engine.stop()
-    kinds = [kind for kind, _ in itertools.groupby(outcomes)]
-    assert kinds == ["start", "died", "done"]
-    assert outcomes.count("done") == 1
+        outcomes.append(await outcomes_of_two(EngineConfig(tmp_path, command=shell)))
+    failed = "the engine failed this request: disk"
+    assert [pair for pair, _ in itertools.groupby(outcomes)] == [
+        ("start", "start"),
+        ("died", "died"),
+        ("üx", "died"),
+        ("üx", failed),
+    ]
+    assert outcomes.count(("üx", failed)) == 1
 
 
 async def test_cancel_frees_the_slot_when_the_engine_says_so(fake: Fake) -> None:
@@ -354,6 +388,52 @@ async def test_what_is_there_is_taken_together_and_a_wait_can_be_given_up() -> N
     assert await turn.take() == [third]
     with pytest.raises(EngineDied, match="it broke"):
         await turn.take()
+
+
+async def test_a_consumer_that_waits_is_passed_what_it_takes() -> None:
+    turn = Turn(1, 0, lambda: None)
+    first, second, third = (frames.Data(1, text) for text in (b"a", b"b", b"c"))
+    passed: list[Event] = []
+    room = 1
+
+    def pass_on(events: list[Event]) -> bool:
+        taken = len(passed) + len(events) <= room
+        passed.extend(events if taken else [])
+        return taken
+
+    waiting = asyncio.ensure_future(turn.take(pass_on))
+    await asyncio.sleep(0)
+    turn.push(first)
+    turn.deliver()
+    await asyncio.sleep(0)
+    assert (passed, waiting.done()) == ([first], False)
+    turn.push(second)
+    turn.deliver()
+    assert (await waiting, passed) == ([second], [first])
+    # What comes while nobody waits is kept.
+    turn.push(third)
+    turn.deliver()
+    assert (await turn.take(pass_on), passed) == ([third], [first])
+    room = 9
+    waiting = asyncio.ensure_future(turn.take(pass_on))
+    await asyncio.sleep(0)
+    turn.push(first)
+    turn.end()
+    assert (await waiting, passed) == ([], [first, first])
+
+
+async def test_a_fault_of_a_consumer_is_raised_where_it_waits() -> None:
+    turn = Turn(1, 0, lambda: None)
+
+    def pass_on(events: list[Event]) -> bool:
+        raise ValueError(f"cannot take {events}")
+
+    waiting = asyncio.ensure_future(turn.take(pass_on))
+    await asyncio.sleep(0)
+    turn.push(frames.Data(1, b"a"))
+    turn.deliver()
+    with pytest.raises(ValueError, match="cannot take"):
+        await waiting
 
 
 async def test_stopping_lets_requests_finish(fake: Fake) -> None:

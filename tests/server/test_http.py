@@ -14,6 +14,7 @@ import pytest
 import tornado.web
 
 from colibri.errors import UsageError
+from colibri.fake_engine import LAST_MAP
 from colibri.handlers.base import Auth, BaseHandler, audit
 from colibri.handlers.telemetry import EventsHandler
 from colibri.tornado_app import ServeSettings, bind
@@ -483,7 +484,7 @@ async def test_experts_profile_and_state_follow_the_turns(serve: Serve) -> None:
         await server.chat()
         after = (await server.request("GET", "/experts")).json
         assert after["seq"] == 1
-        assert after["map"] == bytes(range(16)).hex()
+        assert after["map"] == LAST_MAP.hex()
         assert after["hits"] == "0101"
         assert after["entropy"] == [1.5, 2.25]
         profile = (await server.request("GET", "/profile")).json

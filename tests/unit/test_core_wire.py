@@ -205,3 +205,35 @@ def test_what_the_wire_cannot_carry_is_a_value_error(change):
     }
     with pytest.raises(ValueError):
         _core.format_submit(**(fields | change))
+
+
+def test_requests_are_read_as_the_engine_reads_them() -> None:
+    reader = _core.RequestReader(["topk"], 2)
+    frame = b"SUBMIT 1 1 3 9 0.5 1 topk=2\na\nb\nSTOP 1\nCANCEL 2\n"
+    refused = b"SUBMIT 3 2 1 9 0 1\nx\nSUBMIT 4 0 1 9 0 1 seed=1\nx\n"
+    got = [item for i in range(len(frame)) for item in reader.feed(frame[i : i + 1])]
+    assert got == [
+        (
+            "SUBMIT",
+            {
+                "id": 1,
+                "slot": 1,
+                "max_tokens": 9,
+                "temperature": 0.5,
+                "top_p": 1.0,
+                "topk": 2,
+                "payload": b"a\nb",
+            },
+        ),
+        ("STOP", {"id": 1}),
+        ("CANCEL", {"id": 2}),
+    ]
+    assert reader.feed(refused) == [
+        ("REFUSED", {"id": 3, "detail": "slot is out of range"}),
+        ("REFUSED", {"id": 4, "detail": "option seed is not accepted"}),
+    ]
+    assert reader.feed(b"SUBMIT 5 0 3 9 0 1\nab") == []
+    assert reader.finish() == [("LOST", {"id": 5, "detail": "the input ended within a payload"})]
+    assert reader.feed(b"STOP 1\n") == []
+    [(kind, _)] = _core.RequestReader(None, 1).feed(b"SUBMIT 4 0 1 9 0 1 seed=1\nx\n")
+    assert kind == "SUBMIT"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TextIO
 
 from colibri.engine import Engine, EngineState
 from colibri.engine_process import EngineConfig
+from colibri.errors import ColibriError
 from colibri.models import ModelInfo
 
 # Progress of shorter work is not worth a line where nobody may be watching.
@@ -58,14 +61,18 @@ class ProgressLine:
             self._stream.flush()
         self._shown = False
 
+    def on_loading(self, stage: str, done: int, total: int) -> None:
+        """Shows how far an engine has loaded."""
+        if stage == "load":
+            # The one stage of our engine; it counts bytes.
+            self.update("loading", done, total, readable_bytes)
+        else:
+            self.update(f"loading {stage}", done, total)
+
     def on_state(self, state: EngineState) -> None:
         """Shows the loading progress of an engine."""
         if state.name == "loading" and state.stage is not None:
-            if state.stage == "load":
-                # The one stage of our engine; it counts bytes.
-                self.update("loading", state.done, state.total, readable_bytes)
-            else:
-                self.update(f"loading {state.stage}", state.done, state.total)
+            self.on_loading(state.stage, state.done, state.total)
         elif state.name in ("ready", "failed"):
             self.clear()
 
@@ -124,3 +131,78 @@ async def private_engine(config: EngineConfig, progress: ProgressLine) -> AsyncI
     finally:
         progress.clear()
         await engine.stop()
+
+
+def read_line() -> str | None:
+    """Returns the next line of the user, ``None`` at the end.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C where nobody can be asked whether it was meant.
+    """
+    is_terminal = sys.stdin.isatty()
+    asked = False
+    while True:
+        try:
+            return input("> " if is_terminal else "")
+        except EOFError:
+            if is_terminal:
+                print()
+            return None
+        except KeyboardInterrupt:
+            if not is_terminal:
+                raise
+            print()
+            if asked:
+                return None
+            # It was perhaps meant for the answer that has just ended.
+            print("press Ctrl-C again or type /quit to leave", file=sys.stderr, flush=True)
+            asked = True
+
+
+def converse(
+    runner: asyncio.Runner,
+    answer: Callable[[str], Awaitable[None]],
+    commands: Mapping[str, Callable[[], Awaitable[None]]],
+    explanation: str,
+    fatal: tuple[type[ColibriError], ...] = (),
+) -> int:
+    """Takes the user's lines until they end; returns the exit code.
+
+    Args:
+        runner: runs what has to be waited for; waiting for the user blocks.
+        answer: prints the answer to a message.
+        commands: what words with a slash do, besides ``/quit``, ``/exit`` and ``/help``.
+        explanation: what ``/help`` says.
+        fatal: errors that end the conversation; others end an answer.
+    """
+
+    async def act(text: str) -> None:
+        await (commands[text]() if text in commands else answer(text))
+
+    code = 0
+    while (line := read_line()) is not None:
+        text = line.strip()
+        if text in ("/quit", "/exit"):
+            break
+        if text == "/help":
+            print(explanation, file=sys.stderr, flush=True)
+        elif text.startswith("/") and text not in commands:
+            print(f"error: unknown command {text}\nhint: {explanation}", file=sys.stderr)
+        elif text:
+            try:
+                runner.run(act(text))
+                code = 0
+            except fatal:
+                raise
+            except ColibriError as error:
+                print(f"error: {error}", file=sys.stderr)
+                if error.hint is not None:
+                    print(f"hint: {error.hint}", file=sys.stderr)
+                code = 1
+    return code
+
+
+def enable_editing() -> None:
+    """Gives the user's lines editing and history, where Python has them."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - input() uses what is imported

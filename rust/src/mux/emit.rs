@@ -208,14 +208,7 @@ impl Emitter {
     }
 
     fn tiers(&mut self, engine: &Engine) {
-        let tiers = engine.runner.experts.tiers();
-        let record = TiersRecord {
-            vram: tiers.vram as u64,
-            ram: tiers.ram as u64,
-            disk: tiers.disk as u64,
-            vram_gb: tiers.vram_bytes as f64 / 1e9,
-            ram_gb: tiers.ram_bytes as f64 / 1e9,
-        };
+        let record = tiers_record(engine);
         self.out.write(|out| frame::write_tiers(out, &record));
     }
 
@@ -253,6 +246,19 @@ fn prof_record(turn: &Turn) -> ProfRecord {
     }
 }
 
-fn rss_gb() -> f64 {
+/// Where the experts are.
+pub fn tiers_record(engine: &Engine) -> TiersRecord {
+    let tiers = engine.runner.experts.tiers();
+    TiersRecord {
+        vram: tiers.vram as u64,
+        ram: tiers.ram as u64,
+        disk: tiers.disk as u64,
+        vram_gb: tiers.vram_bytes as f64 / 1e9,
+        ram_gb: tiers.ram_bytes as f64 / 1e9,
+    }
+}
+
+/// Resident memory of this process, in 1e9 bytes.
+pub fn rss_gb() -> f64 {
     cpu::resident_bytes() as f64 / 1e9
 }

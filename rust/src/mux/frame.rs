@@ -14,13 +14,14 @@ mod request;
 mod text;
 mod write;
 
+pub use number::integer;
 pub use options::{OPTION_NAMES, SubmitOptions};
 pub use read::RecordReader;
 pub use record::{
     GpuRecord, HwInfoRecord, PerfRecord, ProfRecord, Record, StatRecord, TiersRecord, TopkToken,
     TurnRecord,
 };
-pub use request::{Incoming, RequestReader, Submit, write_submit};
+pub use request::{Incoming, RequestReader, Submit, sampling_fields, write_submit};
 pub use text::{percent_decode, percent_encode};
 pub use write::{
     write_accept, write_caps, write_data, write_done, write_emap, write_entropy, write_error,
@@ -41,7 +42,7 @@ pub const MAX_LINE_BYTES: usize = 64 << 20;
 
 /// Longest payload that is skipped to keep the stream in sync, in bytes; beyond it a length is
 /// taken for garbage.
-const MAX_SKIP_BYTES: u64 = 1 << 30;
+pub const MAX_SKIP_BYTES: u64 = 1 << 30;
 
 #[cfg(test)]
 mod tests;

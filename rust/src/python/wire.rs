@@ -1,8 +1,8 @@
-//! `RecordReader` and `format_submit`: the server's side of the wire.
+//! `RecordReader`, `RequestReader` and `format_submit`: the wire as Python code sees it.
 
 use crate::error::Error;
 use crate::mux::frame::{
-    self, Record, StatRecord, Submit, SubmitOptions, TurnRecord, write_submit,
+    self, Incoming, Record, StatRecord, Submit, SubmitOptions, TurnRecord, write_submit,
 };
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
@@ -238,6 +238,90 @@ fn to_python(py: Python<'_>, record: Record) -> PyResult<(&'static str, Bound<'_
             fields.set_item("line", PyBytes::new(py, &line))?;
             fields.set_item("reason", reason)?;
             "MALFORMED"
+        }
+    };
+    Ok((kind, fields))
+}
+
+/// Incremental parser of the engine's input (server -> engine); total on every byte string.
+#[pyclass(module = "colibri._core")]
+pub struct RequestReader(frame::RequestReader);
+
+#[pymethods]
+impl RequestReader {
+    #[new]
+    #[expect(clippy::needless_pass_by_value, reason = "arguments arrive by value from Python")]
+    #[pyo3(signature = (options, slots))]
+    fn new(options: Option<Vec<String>>, slots: usize) -> Self {
+        let accepted: Vec<&str> = match &options {
+            Some(names) => names.iter().map(String::as_str).collect(),
+            None => frame::OPTION_NAMES.to_vec(),
+        };
+        Self(frame::RequestReader::new(&accepted, slots))
+    }
+
+    /// Parse more bytes; return the requests completed by them as `(kind, fields)`.
+    fn feed<'py>(
+        &mut self,
+        py: Python<'py>,
+        data: &[u8],
+    ) -> PyResult<Vec<(&'static str, Bound<'py, PyDict>)>> {
+        self.0.feed(data);
+        self.take(py)
+    }
+
+    /// Say that no byte follows; return what that completes.
+    fn finish<'py>(
+        &mut self,
+        py: Python<'py>,
+    ) -> PyResult<Vec<(&'static str, Bound<'py, PyDict>)>> {
+        self.0.finish();
+        self.take(py)
+    }
+}
+
+impl RequestReader {
+    fn take<'py>(&mut self, py: Python<'py>) -> PyResult<Vec<(&'static str, Bound<'py, PyDict>)>> {
+        std::iter::from_fn(|| self.0.next()).map(|incoming| request_fields(py, incoming)).collect()
+    }
+}
+
+/// The kind and the fields of a request, named as in `_core.pyi`.
+fn request_fields(
+    py: Python<'_>,
+    incoming: Incoming,
+) -> PyResult<(&'static str, Bound<'_, PyDict>)> {
+    let fields = PyDict::new(py);
+    let refusal = |id: u64, detail: String| -> PyResult<()> {
+        fields.set_item("id", id)?;
+        fields.set_item("detail", detail)
+    };
+    let kind = match incoming {
+        Incoming::Submit(submit) => {
+            fields.set_item("id", submit.id)?;
+            fields.set_item("slot", submit.slot)?;
+            fields.set_item("max_tokens", submit.max_tokens)?;
+            fields.set_item("temperature", submit.temperature)?;
+            fields.set_item("top_p", submit.top_p)?;
+            fields.set_item("topk", submit.options.topk)?;
+            fields.set_item("payload", PyBytes::new(py, &submit.payload))?;
+            "SUBMIT"
+        }
+        Incoming::Stop(id) => {
+            fields.set_item("id", id)?;
+            "STOP"
+        }
+        Incoming::Cancel(id) => {
+            fields.set_item("id", id)?;
+            "CANCEL"
+        }
+        Incoming::Refused { id, detail } => {
+            refusal(id, detail)?;
+            "REFUSED"
+        }
+        Incoming::Lost { id, detail } => {
+            refusal(id, detail)?;
+            "LOST"
         }
     };
     Ok((kind, fields))

@@ -309,20 +309,32 @@ fn submit_header(words: &[&[u8]], accepted: &[String], slots: usize) -> Result<H
         if prompt_bytes > MAX_PAYLOAD_BYTES as u64 {
             return Err("payload is too long");
         }
-        submit.max_tokens = integer(word(3))
-            .and_then(|count| u32::try_from(count).ok())
-            .filter(|count| (1..=i32::MAX as u32).contains(count))
-            .ok_or("max_tokens is out of range")?;
-        submit.temperature = decimal(word(4), false)
-            .filter(|value| *value <= 2.0)
-            .ok_or("temperature is out of range")?;
-        submit.top_p = decimal(word(5), false)
-            .filter(|value| *value > 0.0 && *value <= 1.0)
-            .ok_or("top_p is out of range")?;
+        let sampling = words.get(3..).unwrap_or_default();
+        (submit.max_tokens, submit.temperature, submit.top_p) = sampling_fields(sampling)?;
         Ok(())
     };
     let fault = read_fields().err().map(str::to_owned).or(parsed.fault);
     Ok(Header { submit, prompt_bytes, grammar_bytes: parsed.grammar_bytes, fault })
+}
+
+/// Reads `max_tokens`, `temperature` and `top_p`, which requests of both protocols have in this
+/// order.
+///
+/// # Errors
+/// Which of them is missing or out of range.
+pub fn sampling_fields(words: &[&[u8]]) -> Result<(u32, f64, f64), &'static str> {
+    let word = |index: usize| words.get(index).copied().unwrap_or_default();
+    let max_tokens = integer(word(0))
+        .and_then(|count| u32::try_from(count).ok())
+        .filter(|count| (1..=i32::MAX as u32).contains(count))
+        .ok_or("max_tokens is out of range")?;
+    let temperature = decimal(word(1), false)
+        .filter(|value| *value <= 2.0)
+        .ok_or("temperature is out of range")?;
+    let top_p = decimal(word(2), false)
+        .filter(|value| *value > 0.0 && *value <= 1.0)
+        .ok_or("top_p is out of range")?;
+    Ok((max_tokens, temperature, top_p))
 }
 
 /// Appends a complete SUBMIT frame.

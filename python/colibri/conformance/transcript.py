@@ -1,0 +1,460 @@
+r"""Golden transcripts: files of one rule each, what is sent and what must come back.
+
+A file has a head of ``key: value`` lines, an empty line, then steps; ``#`` begins a comment line.
+
+Head (``rule``, ``tag`` and ``text`` must be there)::
+
+    rule      id, like cancel/acknowledged
+    tag       seed | compat | ours: where the rule comes from
+    section   of docs/protocol.md
+    text      the rule in one sentence
+    covers    comma list of what it proves, like error:CANCELLED (tests compare with the tables)
+    wire      wire modes it holds in; all of them if left out
+    needs     submit options that CAPS must list, else the rule does not apply
+    slots     KV slots the engine is started with (2); ctx: its context (4096)
+    env       further NAME=value pairs it is started with
+    order     requests: each request's records in their own order, others in between (default)
+              stream: one order for all
+    watch     kinds of records that may come only where steps have them. Otherwise that holds
+              for READY, STAT, DONE, ERROR and the kinds that steps name; the rest is skipped
+
+Steps::
+
+    > bytes      to the engine; no newline is added
+    < record     exactly one; + one or more; ? at most one; * any number
+    ~ record     exactly one, which the next actions and sent bytes do not wait for
+    either       then steps, ``or``, steps, ``end``: one of the branches
+    $ action     eof | exit CODE | exit any | signal NAME | wait SECONDS
+
+Bytes have escapes as in Python (``\n \r \t \0 \\ \xNN``); ``{fill:COUNT:text}`` repeats a text;
+``{if:OPTION}`` is `` OPTION`` if CAPS offers that submit option, like ignore_eos=1, else nothing.
+Records are written without their last newline and may have further fields. Placeholders::
+
+    {n} integer          {i} one that may be negative
+    {f} decimal number   {f3} one with 3 decimals
+    {x} bytes in hex     {h} the same, or - for none
+    {w} word             {s} all up to the end of the line
+    {t} text without |   {data} count, newline and payload of DATA
+
+``{n:name}`` remembers what matched, and matches only that from then on. ``{n:2..5}`` bounds an
+integer. ``{f3...}`` is one or more of them.
+``@full,seed `` before a step leaves it out in other wire modes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+TAGS = ("seed", "compat", "ours")
+WIRES = ("full", "seed", "upstream")
+ADDRESSED = {b"ACCEPT", b"PREFILL", b"DATA", b"TOPK", b"PERF", b"DONE", b"ERROR"}
+
+_ESCAPES = {"n": b"\n", "r": b"\r", "t": b"\t", "0": b"\0", "\\": b"\\"}
+_BYTES = re.compile(
+    r"\\x([0-9a-fA-F]{2})|\\([nrt0\\])"
+    r"|\{fill:(\d+):((?:[^{}\\]|\\.)*)\}|\{if:(\w+=\w+)\}"
+    r"|((?!\{fill|\{if)[^\\])"
+)
+_PLACEHOLDER = re.compile(
+    r"\{([nifxhwst]|data|f[1-9])(?::(?:(\d+)\.\.(\d+)|([a-z]\w*)))?(\.\.\.)?\}"
+)
+_REGEX = {
+    "n": rb"\d+",
+    "i": rb"-?\d+",
+    "f": rb"-?\d+\.\d+",
+    "x": rb"(?:[0-9a-f]{2})+",
+    "h": rb"(?:(?:[0-9a-f]{2})+|-)",
+    "w": rb"[^ \n]+",
+    "s": rb"[^\n]+",
+    "t": rb"[^|\n]*",
+    "data": rb"\d+\n[\x00-\xff]*",
+}
+
+
+class TranscriptError(ValueError):
+    """A transcript that cannot be read; says where."""
+
+
+@dataclass(frozen=True)
+class Placeholder:
+    """A part of a record that is not fixed."""
+
+    kind: str
+    name: str | None = None
+    bounds: tuple[int, int] | None = None
+    many: bool = False
+
+    @property
+    def regex(self) -> bytes:
+        """A pattern without groups."""
+        one = _REGEX.get(self.kind) or rb"-?\d+\.\d{%d}" % int(self.kind[1:])
+        return rb"%s(?: %s)*" % (one, one) if self.many else one
+
+
+@dataclass(frozen=True)
+class Offered:
+    """A submit option that is sent where the engine offers it."""
+
+    option: str
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A record with placeholders."""
+
+    text: str
+    parts: tuple[bytes | Placeholder, ...]
+
+    @property
+    def kind(self) -> bytes:
+        """The record's first word."""
+        return kind_of(self._start)
+
+    @property
+    def request(self) -> int | None:
+        """The request that the record is about."""
+        return request_of(self._start)
+
+    @property
+    def _start(self) -> bytes:
+        first = self.parts[0] if self.parts else b""
+        return first if isinstance(first, bytes) else b""
+
+    def match(self, record: bytes, known: Mapping[str, bytes]) -> dict[str, bytes] | None:
+        """Compares with a record, its newline included.
+
+        Args:
+            record: all its bytes.
+            known: what placeholders remember already.
+
+        Returns:
+            What further placeholders remember, or ``None`` if the record is another.
+        """
+        new: dict[str, bytes] = {}
+        groups: list[Placeholder] = []
+        regex = b""
+        for part in self.parts:
+            if isinstance(part, bytes):
+                regex += re.escape(part)
+            elif part.name is not None and part.name in known:
+                regex += re.escape(known[part.name])
+            else:
+                regex += b"(" + part.regex + b")"
+                groups.append(part)
+        further = b"" if self.kind == b"DATA" else rb"(?: [^\n]*)?"
+        found = re.fullmatch(regex + further + b"\n", record)
+        if found is None:
+            return None
+        for part, value in zip(groups, found.groups(), strict=True):
+            if part.bounds is not None and not part.bounds[0] <= int(value) <= part.bounds[1]:
+                return None
+            if part.name is not None and new.setdefault(part.name, value) != value:
+                return None
+        return new
+
+
+@dataclass(frozen=True)
+class Send:
+    """Bytes to the engine."""
+
+    line: int
+    parts: tuple[bytes | Offered, ...]
+
+    def data(self, offered: Collection[str]) -> bytes:
+        """The bytes, for an engine with these submit options."""
+        data = b""
+        for part in self.parts:
+            if isinstance(part, Offered):
+                if part.option.partition("=")[0] in offered:
+                    data += b" " + part.option.encode()
+            else:
+                data += part
+        return data
+
+
+@dataclass(frozen=True)
+class Expect:
+    """Records from the engine."""
+
+    line: int
+    often: Literal["<", "+", "~", "?", "*"]
+    pattern: Pattern
+
+    @property
+    def required(self) -> bool:
+        """Whether it must come."""
+        return self.often in "<+~"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of several sequences of records."""
+
+    line: int
+    branches: tuple[tuple[Expect | Choice, ...], ...]
+
+    @property
+    def required(self) -> bool:
+        """Whether something of it must come."""
+        return all(any(step.required for step in branch) for branch in self.branches)
+
+
+@dataclass(frozen=True)
+class Action:
+    """Something done to the engine, or its end: eof, exit, signal or wait."""
+
+    line: int
+    name: str
+    value: str
+
+
+Step = Send | Expect | Choice | Action
+
+
+@dataclass(frozen=True)
+class Start:
+    """How an engine is started; rules that share it can share a process."""
+
+    slots: int = 2
+    ctx: int = 4096
+    env: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """A rule."""
+
+    rule: str
+    tag: str
+    text: str
+    section: str = ""
+    covers: frozenset[str] = frozenset()
+    wires: frozenset[str] = frozenset(WIRES)
+    needs: frozenset[str] = frozenset()
+    start: Start = Start()
+    ordered: bool = False
+    watch: frozenset[bytes] = frozenset()
+    _steps: tuple[tuple[frozenset[str], Step], ...] = field(default=(), repr=False)
+
+    def steps(self, wire: str) -> list[Step]:
+        """The steps in a wire mode."""
+        return [step for wires, step in self._steps if wire in wires]
+
+
+def kind_of(record: bytes) -> bytes:
+    """The first word of a record."""
+    return re.split(rb"[ \n]", record, maxsplit=1)[0]
+
+
+def request_of(record: bytes) -> int | None:
+    """The id of the request a record is about, ``None`` for those about the engine."""
+    words = record.split(b"\n", 1)[0].split(b" ")
+    if len(words) > 1 and words[0] in ADDRESSED and words[1].isdigit():
+        return int(words[1])
+    return None
+
+
+def parse_pattern(text: str) -> Pattern:
+    """Reads a record with placeholders.
+
+    Raises:
+        TranscriptError: it has an escape or a brace that means nothing.
+    """
+    parts: list[bytes | Placeholder] = []
+    at = 0
+    for found in _PLACEHOLDER.finditer(text):
+        parts.append(_literal(text[at : found.start()]))
+        kind, low, high, name, many = found.groups()
+        bounds = None if low is None else (int(low), int(high))
+        parts.append(Placeholder(kind, name, bounds, many is not None))
+        at = found.end()
+    parts.append(_literal(text[at:]))
+    return Pattern(text, tuple(part for part in parts if part))
+
+
+def _literal(text: str) -> bytes:
+    parts = _byte_parts(text)
+    if "{" in text or "}" in text:
+        raise TranscriptError(f"unknown placeholder in {text!r}")
+    return b"".join(part for part in parts if isinstance(part, bytes))
+
+
+def _byte_parts(text: str) -> tuple[bytes | Offered, ...]:
+    parts: list[bytes | Offered] = []
+    at = 0
+    while at < len(text):
+        found = _BYTES.match(text, at)
+        if found is None:
+            raise TranscriptError(f"unknown escape in {text[at : at + 8]!r}")
+        number, letter, count, filling, option, plain = found.groups()
+        if number:
+            parts.append(bytes([int(number, 16)]))
+        elif letter:
+            parts.append(_ESCAPES[letter])
+        elif count:
+            parts.append(_literal(filling) * int(count))
+        elif option:
+            parts.append(Offered(option))
+        else:
+            parts.append(plain.encode())
+        at = found.end()
+    return tuple(_joined(parts))
+
+
+def _joined(parts: list[bytes | Offered]) -> Iterator[bytes | Offered]:
+    run = b""
+    for part in parts:
+        if isinstance(part, bytes):
+            run += part
+        else:
+            if run:
+                yield run
+            run = b""
+            yield part
+    if run:
+        yield run
+
+
+class _Lines:
+    """The lines of a file that say something; ``number`` is that of the last one taken."""
+
+    def __init__(self, text: str) -> None:
+        self.number = 0
+        self._left = deque(
+            (number, line)
+            for number, line in enumerate(text.splitlines(), 1)
+            if not line.startswith("#")
+        )
+
+    def take(self) -> str | None:
+        """The next line, ``None`` at the end."""
+        if not self._left:
+            return None
+        self.number, line = self._left.popleft()
+        return line
+
+
+def parse(text: str, name: str) -> Transcript:
+    """Reads a transcript; ``name`` is what errors call it.
+
+    Raises:
+        TranscriptError: it is not one.
+    """
+    lines = _Lines(text)
+    try:
+        head = _parse_head(lines)
+        return _transcript(head, _parse_steps(lines))
+    except TranscriptError as error:
+        raise TranscriptError(f"{name}:{lines.number}: {error}") from None
+
+
+_KEYS = {"rule", "tag", "section", "text", "covers", "wire", "needs", "slots", "ctx", "env"}
+_KEYS |= {"order", "watch"}
+
+
+def _parse_head(lines: _Lines) -> dict[str, str]:
+    head: dict[str, str] = {}
+    while (line := lines.take()) is not None:
+        if not line:
+            if head:
+                break
+            continue
+        key, colon, value = line.partition(":")
+        if not colon or key not in _KEYS or key in head:
+            raise TranscriptError(f"not a line of the head: {line!r}")
+        head[key] = value.strip()
+    missing = {"rule", "tag", "text"} - set(head)
+    if missing:
+        raise TranscriptError(f"the head lacks {', '.join(sorted(missing))}")
+    return head
+
+
+def _transcript(head: dict[str, str], steps: tuple[tuple[frozenset[str], Step], ...]) -> Transcript:
+    if head["tag"] not in TAGS:
+        raise TranscriptError(f"the tag is one of {', '.join(TAGS)}")
+    if head.get("order", "requests") not in ("requests", "stream"):
+        raise TranscriptError("the order is requests or stream")
+    env = [pair.partition("=") for pair in head.get("env", "").split()]
+    return Transcript(
+        rule=head["rule"],
+        tag=head["tag"],
+        text=head["text"],
+        section=head.get("section", ""),
+        covers=_items(head.get("covers", "")),
+        wires=_wires(head["wire"]) if "wire" in head else frozenset(WIRES),
+        needs=_items(head.get("needs", "")),
+        start=Start(
+            slots=int(head.get("slots", Start.slots)),
+            ctx=int(head.get("ctx", Start.ctx)),
+            env=tuple((key, value) for key, _, value in env),
+        ),
+        ordered=head.get("order") == "stream",
+        watch=frozenset(item.encode() for item in _items(head.get("watch", ""))),
+        _steps=steps,
+    )
+
+
+def _items(text: str) -> frozenset[str]:
+    return frozenset(item for item in re.split(r"[ ,]+", text) if item)
+
+
+def _wires(text: str) -> frozenset[str]:
+    wires = _items(text)
+    if not wires or wires - set(WIRES):
+        raise TranscriptError(f"wire modes are {', '.join(WIRES)}")
+    return wires
+
+
+def _parse_steps(lines: _Lines) -> tuple[tuple[frozenset[str], Step], ...]:
+    steps: list[tuple[frozenset[str], Step]] = []
+    while (full_line := lines.take()) is not None:
+        wires, line = _guard(full_line)
+        if line == "either":
+            steps.append((wires, _choice(lines)))
+        elif line:
+            steps.append((wires, _step(lines.number, line)))
+    return tuple(steps)
+
+
+def _choice(lines: _Lines) -> Choice:
+    start = lines.number
+    branches: list[list[Expect | Choice]] = [[]]
+    while (line := lines.take()) != "end":
+        if line is None:
+            raise TranscriptError("a choice has no end")
+        if line == "or":
+            branches.append([])
+        elif line == "either":
+            branches[-1].append(_choice(lines))
+        elif line:
+            step = _step(lines.number, line)
+            if not isinstance(step, Expect):
+                raise TranscriptError("a choice is between records")
+            branches[-1].append(step)
+    return Choice(start, tuple(tuple(branch) for branch in branches))
+
+
+def _guard(line: str) -> tuple[frozenset[str], str]:
+    if not line.startswith("@"):
+        return frozenset(WIRES), line
+    wires, _, rest = line[1:].partition(" ")
+    return _wires(wires), rest
+
+
+def _step(number: int, line: str) -> Step:
+    mark, text = line[:1], line[2:]
+    if line[1:2] != " " or mark not in "><+~?*$":
+        raise TranscriptError(f"not a step: {line!r}")
+    if mark == ">":
+        return Send(number, _byte_parts(text))
+    if mark == "$":
+        action, _, value = text.partition(" ")
+        if not re.fullmatch(r"eof|exit (?:\d+|any)|signal [A-Z]+|wait \d+(\.\d+)?", text):
+            raise TranscriptError(f"not an action: {text!r}")
+        return Action(number, action, value)
+    often: Literal["<", "+", "~", "?", "*"] = mark  # type: ignore[assignment]
+    return Expect(number, often, parse_pattern(text))
