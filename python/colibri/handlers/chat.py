@@ -157,7 +157,7 @@ class _Outlet:
         self._events.put(self.encode(deltas))
 
     def encode(self, deltas: list[Delta]) -> bytes:
-        return b"".join([self._event(delta) for delta in deltas])
+        return b"".join(map(self._event, deltas))
 
     def _event(self, delta: Delta) -> bytes:
         if isinstance(delta, Text):
