@@ -99,7 +99,7 @@ class RequestReader:
         Kinds and their fields::
 
             SUBMIT   {id, slot, max_tokens, temperature, top_p, topk: int | None,
-                      payload: bytes}
+                      token_ids: list[int], payload: bytes}   those of stop_ids and bias
             STOP     {id}
             CANCEL   {id}
             REFUSED  {id, detail}     to be answered by BAD_REQUEST; id 0 if it is unreadable
@@ -118,6 +118,32 @@ def format_submit(
     options: dict[str, str],
 ) -> bytes:
     """A complete SUBMIT frame; raises ``ValueError`` for values the wire cannot carry."""
+
+@final
+class Sampling:
+    """How tokens are drawn, with the names of the wire; ``colibri.Model`` checks the ranges."""
+
+    def __new__(
+        cls,
+        *,
+        temperature: float,
+        top_p: float,
+        top_k: int,
+        min_p: float,
+        repetition: float,
+        presence: float,
+        frequency: float,
+        bias: list[tuple[int, float]],
+        seed: int | None,
+    ) -> Self: ...
+
+def draw(
+    logits: bytes, sampling: Sampling, prompt: list[int], answer: list[int], uniform: float
+) -> tuple[int, bytes]:
+    """The token that ``uniform`` in [0, 1) stands for, and the scores (f32) it was drawn from.
+
+    ``logits`` is f32 ``[vocab]``, at least one; every id must be below vocab.
+    """
 
 @final
 class Token:
@@ -155,9 +181,7 @@ class Model:
         self,
         prompt: str | list[int],
         max_tokens: int,
-        temperature: float,
-        top_p: float,
-        seed: int | None,
+        sampling: Sampling,
         stop: list[str],
     ) -> Generation: ...
 

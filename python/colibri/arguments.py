@@ -91,6 +91,21 @@ def ids(name: str, value: Any, wanted: str = "a list of integers") -> list[int]:
     return [integer(f"{name}[{at}]", entry, 0, MAX_ID) for at, entry in entries]
 
 
+def biases(name: str, value: Any) -> list[tuple[int, float]]:
+    """Returns token ids with what is added to their logits.
+
+    Raises:
+        TypeError: they are none.
+        ValueError: one is out of range.
+    """
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a mapping of token ids to numbers, not {_type(value)}")
+    return [
+        (integer(f"{name} token", token, 0, MAX_ID), real(f"{name}[{token}]", bias, -100, 100))
+        for token, bias in value.items()
+    ]
+
+
 def path(name: str, value: Any) -> str:
     """Returns a path as text.
 

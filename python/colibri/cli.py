@@ -128,6 +128,36 @@ def _sampling_arguments(parser: argparse.ArgumentParser, *, max_tokens: str) -> 
         "all; default: what the model suggests",
     )
     group.add_argument(
+        "--top-k",
+        type=_integer(0, 2**31 - 1),
+        metavar="K",
+        help="draw from the K likeliest tokens; 0, the default, draws from all",
+    )
+    group.add_argument(
+        "--min-p",
+        type=_number(0, 1),
+        metavar="P",
+        help="drop tokens less likely than this fraction of the likeliest; default: 0",
+    )
+    group.add_argument(
+        "--repetition-penalty",
+        type=_number(0, 10, above_low=True),
+        metavar="X",
+        help="makes tokens of prompt and answer less likely, if above 1; default: 1",
+    )
+    group.add_argument(
+        "--presence-penalty",
+        type=_number(-2, 2),
+        metavar="X",
+        help="makes tokens of the answer less likely; default: 0",
+    )
+    group.add_argument(
+        "--frequency-penalty",
+        type=_number(-2, 2),
+        metavar="X",
+        help="the same for each time that they occurred; default: 0",
+    )
+    group.add_argument(
         "--seed", type=_integer(0, 2**64 - 1), metavar="N", help="makes the draw repeatable"
     )
 

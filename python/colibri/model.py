@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 
@@ -106,6 +106,12 @@ class Model:
         max_tokens: int = 256,
         temperature: float = 0.7,
         top_p: float = 0.9,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repetition_penalty: float = 1.0,
+        logit_bias: Mapping[int, float] | None = None,
         seed: int | None = None,
         stop: Sequence[str] = (),
     ) -> Iterator[Token]:
@@ -116,6 +122,13 @@ class Model:
             max_tokens: most tokens to generate.
             temperature: 0 always takes the most likely token.
             top_p: probability mass to sample from.
+            top_k: sample among this many most likely tokens; 0 is all.
+            min_p: drop tokens less likely than this fraction of the most likely one.
+            presence_penalty: lowers the logits of tokens in the answer once, -2 to 2.
+            frequency_penalty: lowers them for each occurrence, -2 to 2.
+            repetition_penalty: divides positive and multiplies negative logits of tokens in
+                prompt and answer; 1 changes nothing, at most 10.
+            logit_bias: added to the logits of these token ids, -100 to 100.
             seed: makes the draw repeatable.
             stop: texts that end the answer; they are not part of it.
 
@@ -132,27 +145,32 @@ class Model:
             raise ValueError("prompt must not be empty")
         if seed is not None:
             seed = arguments.integer("seed", seed, 0, arguments.MAX_SEED)
+        sampling = _core.Sampling(
+            temperature=arguments.real("temperature", temperature, 0, 2),
+            top_p=arguments.real("top_p", top_p, 0, 1, above_low=True),
+            top_k=arguments.integer("top_k", top_k, 0, arguments.MAX_ID),
+            min_p=arguments.real("min_p", min_p, 0, 1),
+            presence=arguments.real("presence_penalty", presence_penalty, -2, 2),
+            frequency=arguments.real("frequency_penalty", frequency_penalty, -2, 2),
+            repetition=arguments.real(
+                "repetition_penalty", repetition_penalty, 0, 10, above_low=True
+            ),
+            bias=arguments.biases("logit_bias", {} if logit_bias is None else logit_bias),
+            seed=seed,
+        )
         # Checked before the iterator begins, so that the wrong call itself fails.
         return self._tokens(
             source,
             arguments.integer("max_tokens", max_tokens, 1, arguments.MAX_TOKENS),
-            arguments.real("temperature", temperature, 0, 2),
-            arguments.real("top_p", top_p, 0, 1, above_low=True),
-            seed,
+            sampling,
             arguments.texts("stop", stop),
         )
 
     def _tokens(
-        self,
-        prompt: str | list[int],
-        max_tokens: int,
-        temperature: float,
-        top_p: float,
-        seed: int | None,
-        stop: list[str],
+        self, prompt: str | list[int], max_tokens: int, sampling: _core.Sampling, stop: list[str]
     ) -> Iterator[Token]:
         try:
-            for token in self._model.generate(prompt, max_tokens, temperature, top_p, seed, stop):
+            for token in self._model.generate(prompt, max_tokens, sampling, stop):
                 yield Token(token.id, token.text, token.logprob)
         except _core.ColibriCoreError as error:
             raise _engine_error(error) from error

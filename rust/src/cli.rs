@@ -240,7 +240,8 @@ fn serve(args: &Args, model: &Path, protocol: Protocol) -> Result<i32> {
                 eprintln!("notice: this wire has no TOPK records; --serve-topk is ignored");
             }
             let default_topk = if args.serve_topk == 1 && args.wire.has_details() { 5 } else { 0 };
-            let options = SessionOptions { model_name, default_topk, wire: args.wire };
+            let options =
+                SessionOptions { model_name, default_topk, default_seed: None, wire: args.wire };
             mux::serve(&mut engine, &options)
         }
     }

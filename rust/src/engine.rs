@@ -11,6 +11,7 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::model::{Logits, Row};
 use crate::runner::{Runner, RunnerOptions};
+use crate::sample::Sampling;
 use crate::tokenizer::Tokenizer;
 pub use sequence::{Decode, Turn};
 use sequence::{Sequence, Stage};
@@ -29,12 +30,8 @@ pub struct Request {
     pub prompt: Vec<u32>,
     /// Most tokens to generate.
     pub max_tokens: usize,
-    /// 0 takes the most likely token.
-    pub temperature: f32,
-    /// Probability mass drawn from.
-    pub top_p: f32,
-    /// Key of the generator.
-    pub seed: u64,
+    /// How its tokens are drawn.
+    pub sampling: Sampling,
     /// Alternatives reported with each token.
     pub topk: usize,
     /// Tokens that end the turn besides the model's own.
@@ -166,12 +163,7 @@ impl Engine {
         if request.slot >= self.runner.slots.len() {
             return Err(Error::BadRequest(format!("slot {} does not exist", request.slot)));
         }
-        let vocab = self.runner.model.decoder.vocab();
-        if let Some(id) = request.prompt.iter().find(|&&id| id as usize >= vocab) {
-            return Err(Error::BadRequest(format!(
-                "token {id} is outside the vocabulary of {vocab}"
-            )));
-        }
+        self.check_tokens(request)?;
         if self.active.iter().any(|seq| seq.request.slot == request.slot) {
             return Err(Error::SlotBusy(request.slot));
         }
@@ -179,6 +171,22 @@ impl Engine {
             return Err(Error::DuplicateId(request.id));
         }
         Ok(())
+    }
+
+    /// Whether every token the request names is in the vocabulary: a check of its fields alone.
+    ///
+    /// # Errors
+    /// [`Error::BadRequest`]
+    pub fn check_tokens(&self, request: &Request) -> Result<()> {
+        let vocab = self.runner.model.decoder.vocab();
+        let biased = request.sampling.bias.iter().map(|(id, _)| id);
+        let mut named = request.prompt.iter().chain(&request.stop_ids).chain(biased);
+        match named.find(|&&id| id as usize >= vocab) {
+            Some(id) => {
+                Err(Error::BadRequest(format!("token {id} is outside the vocabulary of {vocab}")))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Ends a turn as a success.

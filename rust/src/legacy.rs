@@ -15,6 +15,7 @@ use crate::engine::{Engine, Event, Request, Turn};
 use crate::error::{Error, Result};
 use crate::mux::frame::{self, StatRecord, TurnRecord};
 use crate::mux::{EXIT_BAD_FRAME, rss_gb, tiers_record};
+use crate::sample::Sampling;
 use crate::stdio::{Input, Output, Signal};
 pub use chat::Chat;
 use chat::{Message, stop_ids};
@@ -252,9 +253,12 @@ impl<'a> Session<'a> {
             slot,
             prompt,
             max_tokens: max_tokens as usize,
-            temperature: temperature as f32,
-            top_p: top_p as f32,
-            seed,
+            sampling: Sampling {
+                temperature: temperature as f32,
+                top_p: top_p as f32,
+                seed,
+                ..Sampling::default()
+            },
             topk: 0,
             stop_ids: stop_ids(&self.engine.runner.model, &self.engine.tokenizer),
             ignore_eos: false,

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::engine::{Engine, Event, Request};
 use crate::error::{Error, Result};
+use crate::sample::Sampling;
 use crate::stdio::{Input, Output, Parser, Signal};
 use emit::Emitter;
 pub(crate) use emit::{rss_gb, tiers_record};
@@ -23,7 +24,18 @@ use waiting::{Fate, Tokens, Waiting};
 pub use wire::Wire;
 
 /// Submit options this engine takes, as CAPS lists them.
-pub const SUBMIT_OPTIONS: &[&str] = &["seed", "topk", "stop_ids", "ignore_eos"];
+pub const SUBMIT_OPTIONS: &[&str] = &[
+    "seed",
+    "top_k",
+    "min_p",
+    "topk",
+    "stop_ids",
+    "ignore_eos",
+    "presence",
+    "frequency",
+    "repetition",
+    "bias",
+];
 
 /// A second SIGINT within this time means SIGTERM.
 const DOUBLE_INTERRUPT: Duration = Duration::from_secs(2);
@@ -37,6 +49,8 @@ pub struct SessionOptions {
     pub model_name: String,
     /// Alternatives reported with each token of requests that do not say.
     pub default_topk: usize,
+    /// Seed of requests that name none; `None` draws one for each.
+    pub default_seed: Option<u64>,
     /// Which records are sent.
     pub wire: Wire,
 }
@@ -193,20 +207,31 @@ impl<'a> Session<'a> {
 
     fn submit(&mut self, submit: Submit) {
         let id = submit.id;
-        let topk = submit.options.topk.map_or(self.options.default_topk, usize::from);
+        let options = submit.options;
+        let seed = options.seed.or(self.options.default_seed);
+        let sampling = Sampling {
+            temperature: submit.temperature as f32,
+            top_p: submit.top_p as f32,
+            top_k: options.top_k.unwrap_or(0) as usize,
+            min_p: options.min_p.unwrap_or(0.0) as f32,
+            repetition: options.repetition.unwrap_or(1.0),
+            presence: options.presence.unwrap_or(0.0),
+            frequency: options.frequency.unwrap_or(0.0),
+            bias: options.bias,
+            seed: seed.unwrap_or_else(|| RandomState::new().hash_one(id)),
+        };
         let request = Request {
             id,
             slot: submit.slot,
             prompt: Vec::new(),
             max_tokens: submit.max_tokens as usize,
-            temperature: submit.temperature as f32,
-            top_p: submit.top_p as f32,
-            seed: submit.options.seed.unwrap_or_else(|| RandomState::new().hash_one(id)),
-            topk,
-            stop_ids: submit.options.stop_ids,
-            ignore_eos: submit.options.ignore_eos,
+            sampling,
+            topk: options.topk.map_or(self.options.default_topk, usize::from),
+            stop_ids: options.stop_ids,
+            ignore_eos: options.ignore_eos,
         };
-        if let Err(error) = self.check(&request) {
+        let checked = self.engine.check_tokens(&request).and_then(|()| self.check(&request));
+        if let Err(error) = checked {
             self.emitter.error(id, &error);
         } else if let Some((request, tokens)) = self.waiting.tokenize(request, submit.payload) {
             self.admit(request, tokens, Fate::Admit);

@@ -3,6 +3,7 @@
 mod engine;
 mod error;
 mod model;
+mod sampling;
 mod template;
 mod tokenizer;
 mod wire;
@@ -21,6 +22,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(wire::format_submit, module)?)?;
     module.add_function(wrap_pyfunction!(engine::engine_main, module)?)?;
     module.add_function(wrap_pyfunction!(engine::describe, module)?)?;
+    module.add_class::<sampling::Sampling>()?;
+    module.add_function(wrap_pyfunction!(sampling::draw, module)?)?;
     module.add_class::<model::Model>()?;
     module.add_class::<model::Token>()?;
     module.add_class::<model::Generation>()?;

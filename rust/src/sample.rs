@@ -1,42 +1,98 @@
-//! From logits to a token: temperature, nucleus, a generator indexed by position.
+//! From logits to a token: penalties, temperature, truncation, a generator indexed by position.
 //!
-//! The draw depends on the request's seed and the token's position alone, never on what else runs.
+//! The draw depends on the request alone, never on what else runs. The order of the stages is the
+//! field's: bias, repetition, frequency and presence as in vLLM, then temperature, top-k, top-p
+//! and min-p as in transformers; each truncation is relative to what the one before it left.
+
+mod scores;
 
 use crate::kernels::{math, top_k};
+use scores::scores;
 
-/// How a request's tokens are drawn.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// How a request's tokens are drawn. The default asks for the model's own distribution.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// 0 takes the most likely token.
     pub temperature: f32,
     /// Probability mass drawn from, in (0, 1].
     pub top_p: f32,
+    /// Draw among the k most likely tokens only, ties by the lower id; 0 is all.
+    pub top_k: usize,
+    /// Drop tokens less likely than this fraction of the most likely one (Nguyen et al. 2024).
+    pub min_p: f32,
+    /// Divides positive and multiplies negative scores of tokens in prompt or answer (Keskar et
+    /// al. 2019); above 0, 1 is neutral.
+    pub repetition: f64,
+    /// Subtracted from the scores of tokens in the answer (`presence_penalty` of the `OpenAI` API).
+    pub presence: f64,
+    /// Subtracted for each occurrence in the answer (`frequency_penalty` there).
+    pub frequency: f64,
+    /// Added to these tokens' logits (`logit_bias` there).
+    pub bias: Vec<(u32, f64)>,
     /// Key of the generator.
     pub seed: u64,
 }
 
-/// Draws the token of `position` from finite `logits` `[vocab]`.
+impl Default for Sampling {
+    fn default() -> Self {
+        Self {
+            temperature: 1.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            repetition: 1.0,
+            presence: 0.0,
+            frequency: 0.0,
+            bias: Vec::new(),
+            seed: 0,
+        }
+    }
+}
+
+/// Draws the token behind `prompt` and `answer` from finite `logits` `[vocab]`; all ids are below
+/// vocab.
 ///
 /// # Panics
 /// If `logits` is empty.
-pub fn sample(logits: &[f32], sampling: Sampling, position: usize) -> u32 {
+pub fn sample(logits: &[f32], sampling: &Sampling, prompt: &[u32], answer: &[u32]) -> u32 {
+    let uniform = uniform(sampling.seed, prompt.len() + answer.len());
+    draw(&scores(logits, sampling, prompt, answer), sampling, uniform)
+}
+
+/// As [`sample`], for a given number in [0, 1); also the scores it was drawn from.
+#[cfg(feature = "python")]
+pub fn sample_with(
+    logits: &[f32],
+    sampling: &Sampling,
+    prompt: &[u32],
+    answer: &[u32],
+    uniform: f64,
+) -> (u32, Vec<f32>) {
+    let scores = scores(logits, sampling, prompt, answer).into_owned();
+    (draw(&scores, sampling, uniform), scores)
+}
+
+/// The token that a number in [0, 1) stands for.
+fn draw(scores: &[f32], sampling: &Sampling, uniform: f64) -> u32 {
     if sampling.temperature <= 0.0 {
-        return top_k(logits, 1)[0] as u32;
+        return top_k(scores, 1)[0] as u32;
     }
-    let max = logits.iter().fold(f32::NEG_INFINITY, |a, &v| if v > a { v } else { a });
+    let max = scores.iter().fold(f32::NEG_INFINITY, |a, &v| if v > a { v } else { a });
     let weights: Vec<f32> =
-        logits.iter().map(|&v| math::exp((v - max) / sampling.temperature)).collect();
-    let mut order: Vec<usize> = (0..weights.len()).collect();
-    order.sort_unstable_by(|&a, &b| weights[b].total_cmp(&weights[a]).then(a.cmp(&b)));
+        scores.iter().map(|&v| math::exp((v - max) / sampling.temperature)).collect();
+    let k = if sampling.top_k == 0 { weights.len() } else { sampling.top_k };
+    let order = top_k(&weights, k);
     let total: f64 = order.iter().map(|&i| f64::from(weights[i])).sum();
     let wanted = total * f64::from(sampling.top_p);
+    // The most likely token has the weight 1.
+    let least = sampling.min_p;
     let mut mass = 0.0;
     let mut kept = 0;
-    while kept < order.len() && (kept == 0 || mass < wanted) {
+    while kept < order.len() && (kept == 0 || mass < wanted && weights[order[kept]] >= least) {
         mass += f64::from(weights[order[kept]]);
         kept += 1;
     }
-    let mut left = uniform(sampling.seed, position) * mass;
+    let mut left = uniform * mass;
     for &i in &order[..kept] {
         left -= f64::from(weights[i]);
         if left < 0.0 {
@@ -97,20 +153,23 @@ mod tests {
         );
     }
 
-    fn draws(logits: &[f32], temperature: f32, top_p: f32, n: usize) -> Vec<usize> {
+    fn draws(logits: &[f32], sampling: &Sampling, n: usize) -> Vec<usize> {
         let mut counts = vec![0; logits.len()];
         for position in 0..n {
-            counts[sample(logits, Sampling { temperature, top_p, seed: 7 }, position) as usize] +=
-                1;
+            counts[draw(logits, sampling, uniform(7, position)) as usize] += 1;
         }
         counts
+    }
+
+    fn logits_of(probabilities: &[f32]) -> Vec<f32> {
+        probabilities.iter().map(|p| p.ln()).collect()
     }
 
     #[test]
     fn frequencies_follow_the_softmax() {
         let logits = [2.0f32, 1.0, 0.0, -1.0];
         let n = 40_000;
-        let counts = draws(&logits, 1.0, 1.0, n);
+        let counts = draws(&logits, &Sampling::default(), n);
         let total: f64 = logits.iter().map(|&v| f64::from(v).exp()).sum();
         for (count, logit) in counts.iter().zip(logits) {
             let expected = f64::from(logit).exp() / total;
@@ -123,16 +182,41 @@ mod tests {
 
     #[test]
     fn the_nucleus_is_the_smallest_set_with_the_mass() {
-        let logits: Vec<f32> = [0.5f32, 0.3, 0.15, 0.05].iter().map(|p| p.ln()).collect();
-        let counts = draws(&logits, 1.0, 0.75, 2000);
+        let logits = logits_of(&[0.5, 0.3, 0.15, 0.05]);
+        let nucleus = |top_p| Sampling { top_p, ..Sampling::default() };
+        let counts = draws(&logits, &nucleus(0.75), 2000);
         assert!(counts[0] > 0 && counts[1] > 0 && counts[2] == 0 && counts[3] == 0, "{counts:?}");
-        assert_eq!(draws(&logits, 1.0, 1e-6, 100), [100, 0, 0, 0]);
+        assert_eq!(draws(&logits, &nucleus(1e-6), 100), [100, 0, 0, 0]);
+    }
+
+    #[test]
+    fn each_truncation_is_relative_to_what_the_one_before_it_left() {
+        let logits = logits_of(&[0.4, 0.3, 0.2, 0.1]);
+        let reachable = |sampling: Sampling| -> Vec<bool> {
+            draws(&logits, &sampling, 2000).iter().map(|&count| count > 0).collect()
+        };
+        let base = Sampling::default();
+        // Of the first two the first has 4/7, so half the mass is the first alone.
+        let both = Sampling { top_k: 2, top_p: 0.5, ..base.clone() };
+        assert_eq!(reachable(both), [true, false, false, false]);
+        let nucleus = Sampling { top_p: 0.5, ..base.clone() };
+        assert_eq!(reachable(nucleus), [true, true, false, false]);
+        let fraction = Sampling { min_p: 0.49, ..base.clone() };
+        assert_eq!(reachable(fraction), [true, true, true, false]);
+        // min_p comes last: it does not shrink the mass that top_p is a part of.
+        let last = Sampling { top_p: 0.75, min_p: 0.49, ..base.clone() };
+        assert_eq!(reachable(last), [true, true, true, false]);
+        assert_eq!(reachable(Sampling { top_k: 9, ..base }), [true; 4]);
     }
 
     #[test]
     fn greedy_takes_the_lower_of_equals() {
-        let greedy = Sampling { temperature: 0.0, top_p: 1.0, seed: 0 };
-        assert_eq!(sample(&[1.0, 3.0, 3.0], greedy, 0), 1);
+        let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
+        assert_eq!(sample(&[1.0, 3.0, 3.0], &greedy, &[], &[]), 1);
+        assert_eq!(
+            sample(&[1.0, 3.0, 3.0], &Sampling { bias: vec![(1, -1.0)], ..greedy }, &[], &[]),
+            2
+        );
     }
 
     #[test]

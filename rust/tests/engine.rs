@@ -6,6 +6,7 @@ use std::path::Path;
 use colibri::engine::{Engine, Event, Request, Turn};
 use colibri::error::Error;
 use colibri::runner::RunnerOptions;
+use colibri::sample::Sampling;
 
 fn engine(slots: usize, ctx: usize) -> Engine {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/oracle/glm4_moe_lite");
@@ -13,15 +14,21 @@ fn engine(slots: usize, ctx: usize) -> Engine {
     Engine::load(&dir, &options, &mut |_, _| {}).expect("the fixture loads")
 }
 
+/// Every id has its own mixture of options.
 fn request(id: u64, slot: usize, prompt: &[u32], max_tokens: usize) -> Request {
+    let plain = Sampling { temperature: 0.8, top_p: 0.95, seed: id * 31, ..Sampling::default() };
+    let sampling = match id % 4 {
+        0 => Sampling { repetition: 1.3, presence: 0.5, frequency: 0.5, ..plain },
+        1 => Sampling { top_k: 40, min_p: 0.01, ..plain },
+        2 => Sampling { temperature: 2.0, top_p: 1.0, bias: vec![(5, 4.0), (6, -100.0)], ..plain },
+        _ => plain,
+    };
     Request {
         id,
         slot,
         prompt: prompt.to_vec(),
         max_tokens,
-        temperature: 0.8,
-        top_p: 0.95,
-        seed: id * 31,
+        sampling,
         topk: 1,
         stop_ids: Vec::new(),
         ignore_eos: true,
@@ -111,6 +118,11 @@ fn a_refused_request_changes_nothing() {
     assert!(matches!(refused(&mut engine, request(2, 0, &[], 3)), Error::EmptyPrompt));
     assert!(matches!(refused(&mut engine, request(2, 1, &[1], 3)), Error::BadRequest(_)));
     assert!(matches!(refused(&mut engine, request(2, 0, &[512], 3)), Error::BadRequest(_)));
+    let stops = Request { stop_ids: vec![0, 512], ..request(2, 0, &[1], 3) };
+    assert!(matches!(refused(&mut engine, stops), Error::BadRequest(_)));
+    let mut biased = request(2, 0, &[1], 3);
+    biased.sampling.bias.push((512, 1.0));
+    assert!(matches!(refused(&mut engine, biased), Error::BadRequest(_)));
     assert!(matches!(
         refused(&mut engine, request(2, 0, &prompt(80, 2), 3)),
         Error::ContextExceeded { .. }
@@ -218,4 +230,39 @@ fn a_weight_that_is_not_finite_is_named_and_ends_only_what_meets_it() {
     engine.submit(request(2, 1, &[1, 2, 4, 3], 5)).expect("admitted");
     let failed = failures(&mut engine);
     assert!(matches!(failed[..], [(1, Error::NonFinite { position: 2, .. })]), "{failed:?}");
+}
+
+#[test]
+fn options_change_the_draw_and_never_the_reported_distribution() {
+    let mut engine = engine(1, 64);
+    let mut said = |sampling: Sampling| {
+        let sampling = Sampling { temperature: 0.0, ..sampling };
+        let request = Request { sampling, ..request(1, 0, &prompt(12, 3), 40) };
+        engine.submit(request).expect("admitted");
+        let mut outcome = Outcome::new();
+        drain(&mut engine, &mut outcome);
+        outcome.remove(&1).expect("an answer").0
+    };
+    let plain = said(Sampling::default());
+    let (first, logprob) = plain[0];
+    let banned = said(Sampling { bias: vec![(first, -100.0)], ..Sampling::default() });
+    assert!(banned.iter().all(|&(token, _)| token != first));
+    let forced = said(Sampling { bias: vec![(first, 100.0)], ..Sampling::default() });
+    assert!(forced.iter().all(|&(token, _)| token == first));
+    assert_eq!(forced[0].1, logprob);
+    // Nothing is said twice where that costs more than any logit can make up for.
+    for sampling in [
+        Sampling {
+            repetition: 1e9,
+            bias: (0..512).map(|id| (id, 50.0)).collect(),
+            ..Sampling::default()
+        },
+        Sampling { presence: 1e3, ..Sampling::default() },
+        Sampling { frequency: 1e3, ..Sampling::default() },
+    ] {
+        let mut tokens: Vec<u32> = said(sampling).into_iter().map(|(token, _)| token).collect();
+        tokens.sort_unstable();
+        tokens.dedup();
+        assert_eq!(tokens.len(), 40);
+    }
 }

@@ -35,7 +35,7 @@ fn rows(slot: usize, first: usize, tokens: &[u32]) -> Vec<Row> {
 
 /// Prompt in chunks, then one token at a time; tokens and the logits they were drawn from.
 fn generate(runner: &mut Runner, prompt: &[u32], n: usize, chunk: usize) -> (Vec<u32>, Vec<f32>) {
-    let greedy = Sampling { temperature: 0.0, top_p: 1.0, seed: 0 };
+    let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
     runner.slots[0].truncate_to(0);
     let mut logits = Vec::new();
     for part in prompt.chunks(chunk) {
@@ -45,13 +45,13 @@ fn generate(runner: &mut Runner, prompt: &[u32], n: usize, chunk: usize) -> (Vec
             .expect("prefill");
     }
     let mut all = logits.clone();
-    let mut tokens = vec![sample(&logits, greedy, 0)];
+    let mut tokens = vec![sample(&logits, &greedy, prompt, &[])];
     while tokens.len() < n {
         let position = runner.slots[0].tokens().len();
         let rows = rows(0, position, &tokens[tokens.len() - 1..]);
         logits = runner.forward(&rows, Logits::All, None, &mut || false).expect("decode");
         all.extend_from_slice(&logits);
-        tokens.push(sample(&logits, greedy, position));
+        tokens.push(sample(&logits, &greedy, prompt, &tokens));
     }
     (tokens, all)
 }

@@ -16,7 +16,7 @@ fn engine() -> Engine {
 }
 
 fn options(wire: Wire) -> SessionOptions {
-    SessionOptions { model_name: "tiny".into(), default_topk: 0, wire }
+    SessionOptions { model_name: "tiny".into(), default_topk: 0, default_seed: None, wire }
 }
 
 #[derive(Clone, Default)]
@@ -34,8 +34,12 @@ impl Write for Shared {
 }
 
 fn session(engine: &mut Engine, wire: Wire, input: &'static [u8]) -> (i32, Vec<Record>) {
+    run(engine, &options(wire), input)
+}
+
+fn run(engine: &mut Engine, options: &SessionOptions, input: &'static [u8]) -> (i32, Vec<Record>) {
     let output = Shared::default();
-    let code = serve_streams(engine, &options(wire), Cursor::new(input), output.clone())
+    let code = serve_streams(engine, options, Cursor::new(input), output.clone())
         .expect("the writer takes everything");
     let mut reader = RecordReader::new();
     reader.feed(&output.0.lock().expect("the session is over"));
@@ -115,6 +119,19 @@ fn options_are_taken_only_where_caps_offers_them() {
         let refused = |r: &Record| matches!(r, Record::Error { code, .. } if code == "BAD_REQUEST");
         assert_eq!(records.iter().any(refused), !taken, "{wire:?}");
     }
+}
+
+#[test]
+fn requests_without_a_seed_draw_alike_only_if_the_session_has_one() {
+    const INPUT: &[u8] = b"SUBMIT 1 0 3 40 2 1 ignore_eos=1\nabc\n";
+    let mut engine = engine();
+    let mut said = |default_seed| {
+        let options = SessionOptions { default_seed, ..options(Wire::Full) };
+        let (_, records) = run(&mut engine, &options, INPUT);
+        records.into_iter().filter(|record| kind(record) == "DATA").collect::<Vec<_>>()
+    };
+    assert_eq!(said(Some(7)), said(Some(7)));
+    assert_ne!(said(None), said(None));
 }
 
 #[test]

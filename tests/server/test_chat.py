@@ -170,6 +170,39 @@ async def test_options_reach_the_engine_if_it_offers_them(serve: Serve) -> None:
         assert server.files.count("SUBMIT") == 1
 
 
+async def test_every_sampling_field_reaches_an_engine_that_offers_it(serve: Serve) -> None:
+    names = "seed,top_k,min_p,topk,stop_ids,ignore_eos,presence,frequency,repetition,bias"
+    scenario = {"caps": f"proto=1 ctx=64 slots=2 vocab=512 model=fake submit={names} eos=0"}
+    fields = {
+        "seed": 7,
+        "top_k": 40,
+        "min_p": 0.05,
+        "presence_penalty": -0.5,
+        "frequency_penalty": 2,
+        "repetition_penalty": 1.1,
+        "logit_bias": {"5": -100, "6": 0.5},
+        "ignore_eos": True,
+    }
+    async with serve(scenario) as server:
+        assert (await server.chat(**fields)).status == 200
+        completion = {"prompt": "hi", **fields}
+        assert (await server.request("POST", "/v1/completions", completion)).status == 200
+        for line in server.files.received:
+            assert sorted(line.split()[7:]) == [
+                "bias=5:-100,6:0.5",
+                "frequency=2",
+                "ignore_eos=1",
+                "min_p=0.05",
+                "presence=-0.5",
+                "repetition=1.1",
+                "seed=7",
+                "top_k=40",
+            ]
+        too_long = {str(100_000 + i): 0.123456 for i in range(300)}
+        assert (await server.chat(logit_bias=too_long)).status == 400
+        assert server.files.count("SUBMIT") == 2
+
+
 async def test_a_prompt_beyond_the_context_is_a_400_with_both_numbers(serve: Serve) -> None:
     async with serve({"limit": 10}) as server:
         for stream in (False, True):

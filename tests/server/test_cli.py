@@ -104,6 +104,27 @@ def test_run_takes_the_prompt_from_stdin_and_the_options(fake: Fake, model: str)
     assert files.received[0].split()[3:] == ["3", "2", "0.7", "0.5", "seed=5"]
 
 
+def test_run_passes_the_sampling_options_on(fake: Fake, model: str) -> None:
+    names = "seed,top_k,min_p,presence,frequency,repetition"
+    args = ["--top-k", "40", "--min-p", "0.00001", "--repetition-penalty", "1.1"]
+    args += ["--presence-penalty", "-0.5", "--frequency-penalty", "-0.0"]
+    files = fake(caps=f"proto=1 ctx=64 slots=2 vocab=512 model=fake submit={names} eos=0")
+    done = colibri("run", "--model", model, "hi", *args, files=files)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(files.received[0].split()[7:]) == [
+        "frequency=0",
+        "min_p=0.00001",
+        "presence=-0.5",
+        "repetition=1.1",
+        "top_k=40",
+    ]
+    assert_refused(
+        colibri("run", "--model", model, "hi", *args, files=fake()),
+        1,
+        "this engine does not support --top-k",
+    )
+
+
 def test_minus_zero_is_zero(fake: Fake, model: str) -> None:
     files = fake()
     done = colibri("run", "--model", model, "hi", "--temperature", "-0.0", files=files)

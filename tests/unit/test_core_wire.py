@@ -222,6 +222,7 @@ def test_requests_are_read_as_the_engine_reads_them() -> None:
                 "temperature": 0.5,
                 "top_p": 1.0,
                 "topk": 2,
+                "token_ids": [],
                 "payload": b"a\nb",
             },
         ),

@@ -62,7 +62,19 @@ def chat(**fields: Any) -> Any:
         ("tool_choice", {"function": {"name": "f"}}),
         ("logprobs", True),
         ("top_logprobs", 5),
-        ("logit_bias", {"1": 5}),
+        ("logit_bias", [1]),
+        ("logit_bias", {"1": 101}),
+        ("logit_bias", {"1": "5"}),
+        ("logit_bias", {"1": None}),
+        ("logit_bias", {"-1": 5}),
+        ("logit_bias", {"": 5}),
+        ("logit_bias", {"²": 5}),
+        ("logit_bias", {"4294967296": 5}),
+        ("logit_bias", {"9" * 5000: 5}),
+        ("logit_bias", {str(i): 1 for i in range(301)}),
+        ("top_k", -1),
+        ("min_p", 1.5),
+        ("frequency_penalty", "much"),
         ("response_format", {"type": "json_object"}),
         ("response_format", {"type": "json_schema", "json_schema": {}}),
         ("response_format", "text"),
@@ -128,6 +140,31 @@ def test_options_go_to_the_engine_only_if_it_offers_them() -> None:
     with pytest.raises(RequestError) as caught:
         engine_options(sampling, frozenset({"seed", "ignore_eos"}))
     assert caught.value.param == "presence_penalty"
+
+
+def test_every_sampling_field_has_its_option() -> None:
+    sampling = chat(
+        top_k=40,
+        min_p=0.05,
+        presence_penalty=-0.5,
+        frequency_penalty=1,
+        repetition_penalty=1.1,
+        logit_bias={"151329": -100, "7": 0.25, "007": -0.0},
+    ).sampling
+    options = {
+        "top_k": "40",
+        "min_p": "0.05",
+        "presence": "-0.5",
+        "frequency": "1",
+        "repetition": "1.1",
+        "bias": "151329:-100,7:0",
+    }
+    assert engine_options(sampling, frozenset(options)) == options
+    for missing, (_, field) in sampling.options.items():
+        with pytest.raises(RequestError) as caught:
+            engine_options(sampling, frozenset(options) - {missing})
+        assert caught.value.param == field
+        assert field in str(caught.value)
 
 
 def test_a_seed_of_zero_is_a_seed() -> None:

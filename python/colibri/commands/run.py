@@ -18,18 +18,32 @@ from colibri.text_filters import role_markers
 
 DEFAULT_MAX_TOKENS = 256
 
+# Arguments that go to the engine as an option, with its name on the wire.
+_OPTIONS = {
+    "seed": "seed",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition",
+    "presence_penalty": "presence",
+    "frequency_penalty": "frequency",
+}
+
 
 def sampling(args: argparse.Namespace, model: ModelInfo, engine: Engine, text: str) -> Prompt:
     """Joins a rendered prompt with the arguments and the model's defaults.
 
     Raises:
-        RequestError: a seed was given and the engine takes none.
+        RequestError: an argument was given that the engine does not support.
     """
     options = {}
-    if args.seed is not None:
-        if "seed" not in engine.options:
-            raise RequestError("this engine takes no seed")
-        options["seed"] = str(args.seed)
+    for argument, option in _OPTIONS.items():
+        value = getattr(args, argument)
+        if value is None:
+            continue
+        if option not in engine.options:
+            name = argument.replace("_", "-")
+            raise RequestError(f"this engine does not support --{name}", hint="leave it out")
+        options[option] = str(value)
     return Prompt(
         text=text,
         max_tokens=args.max_tokens,

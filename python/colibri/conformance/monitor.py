@@ -102,8 +102,11 @@ class Monitor:
             self._commands([reader.finish() for reader in self._readers])
 
     def _commands(self, readings: list[list[tuple[str, dict[str, Any]]]]) -> None:
+        vocab = self._figures.limit("vocab")
         for (kind, fields), *others in zip(*readings, strict=True):
-            if kind == "SUBMIT":
+            if kind == "SUBMIT" and vocab and max(fields["token_ids"], default=0) >= vocab:
+                command = Command("REFUSED")
+            elif kind == "SUBMIT":
                 command = Command(
                     kind,
                     slot=fields["slot"],

@@ -20,6 +20,8 @@ MAX_TOKENS = 2**31 - 1
 MAX_SEED = 2**64 - 1
 # What the engine takes in one prompt (protocol.md section 2).
 MAX_PROMPT_BYTES = 16 << 20
+MAX_BIASES = 300
+MAX_TOKEN_ID = 2**32 - 1
 
 Check = Callable[[Any], Any]
 
@@ -139,6 +141,21 @@ def _stops(value: Any) -> tuple[str, ...]:
     return tuple(entries)
 
 
+def _biases(value: Any) -> dict[int, float]:
+    if not isinstance(value, dict) or len(value) > MAX_BIASES:
+        raise ValueError(f"must be an object of at most {MAX_BIASES} token ids and numbers")
+    biases = {}
+    for key, bias in value.items():
+        # Keys of JSON objects are strings; ids are written as the tokenizer counts them.
+        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= MAX_TOKEN_ID):
+            raise ValueError(f"{key[:40]!r} is no token id")
+        try:
+            biases[int(key)] = _number(-100, 100)(bias)
+        except ValueError as error:
+            raise ValueError(f"the value of {key} {error}") from error
+    return biases
+
+
 def _stream_options(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("must be an object")  # noqa: TRY004 - one exception for all checks
@@ -198,6 +215,7 @@ _OPTIONS: dict[str, tuple[str, Any]] = {
     "presence_penalty": ("presence", 0.0),
     "frequency_penalty": ("frequency", 0.0),
     "repetition_penalty": ("repetition", 1.0),
+    "logit_bias": ("bias", {}),
     "ignore_eos": ("ignore_eos", False),
 }
 
@@ -220,10 +238,10 @@ COMMON_FIELDS: dict[str, Field] = {
     "repetition_penalty": Field(
         _number(0, 10, above_low=True), default=1.0, note="if the engine offers it"
     ),
+    "logit_bias": Field(_biases, default={}, note="if the engine offers it"),
     "ignore_eos": Field(_boolean, default=False, note="if the engine offers it"),
     "n": Field(_one, rule="refused", note="one answer per request"),
     "best_of": Field(_one, rule="refused", note="one answer per request"),
-    "logit_bias": Field(_empty, rule="refused", note="the sampler takes no biases"),
 }
 
 CHAT_FIELDS: dict[str, Field] = {
@@ -270,10 +288,7 @@ def _sampling(values: Mapping[str, Any]) -> Sampling:
     for name, (wire_name, neutral) in _OPTIONS.items():
         value = values[name]
         if value is not None and value != neutral:
-            text = (
-                "1" if value is True else f"{value:.6g}" if isinstance(value, float) else str(value)
-            )
-            options[wire_name] = (text, name)
+            options[wire_name] = (_on_the_wire(value), name)
     return Sampling(
         model=values["model"],
         stream=values["stream"],
@@ -284,6 +299,18 @@ def _sampling(values: Mapping[str, Any]) -> Sampling:
         stop=values["stop"],
         options=options,
     )
+
+
+def _on_the_wire(value: Any) -> str:
+    match value:
+        case True:
+            return "1"
+        case float():
+            return f"{value:.6g}"
+        case dict():
+            return ",".join(f"{token}:{_on_the_wire(bias)}" for token, bias in value.items())
+        case _:
+            return str(value)
 
 
 def engine_options(sampling: Sampling, offered: frozenset[str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::kernels::top_k;
 use crate::model::Row;
 use crate::runner::Runner;
-use crate::sample::{Sampling, logprobs, sample};
+use crate::sample::{logprobs, sample};
 use crate::telemetry::{Phases, entropy_bits};
 use crate::tokenizer::{Tokenizer, Utf8Stream};
 
@@ -153,10 +153,8 @@ impl Sequence {
     ) {
         self.decode_start.get_or_insert_with(|| DecodeStart::take(runner));
         let request = &self.request;
-        let sampling =
-            Sampling { temperature: request.temperature, top_p: request.top_p, seed: request.seed };
-        let position = runner.slots[request.slot].tokens().len();
-        let token = sample(logits, sampling, position);
+        let answer = &runner.slots[request.slot].tokens()[request.prompt.len()..];
+        let token = sample(logits, &request.sampling, &request.prompt, answer);
         let is_eos = !request.ignore_eos && runner.model.eos_ids.contains(&token);
         if is_eos || request.stop_ids.contains(&token) {
             self.end(runner, false, events);

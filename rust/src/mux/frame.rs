@@ -26,7 +26,7 @@ pub use text::{percent_decode, percent_encode};
 pub use write::{
     write_accept, write_caps, write_data, write_done, write_emap, write_entropy, write_error,
     write_gpus, write_hits, write_hwinfo, write_perf, write_prefill, write_prof, write_ready,
-    write_repin, write_stat, write_tiers, write_topk, write_turn_stat,
+    write_record, write_repin, write_stat, write_tiers, write_topk, write_turn_stat,
 };
 
 /// What an engine writes once it can serve, newline included.

@@ -9,6 +9,7 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use super::sampling::Sampling;
 use crate::engine::{Engine, Event, Generated, Request};
 use crate::error::Error;
 use crate::model::{Logits, Row, Trace};
@@ -134,30 +135,18 @@ impl Model {
     }
 
     /// Begins a generation; the tokens come from iterating over the result.
-    #[allow(clippy::too_many_arguments, reason = "the keywords of colibri.Model.generate")]
     fn generate(
         &self,
         py: Python<'_>,
         prompt: Prompt,
         max_tokens: usize,
-        temperature: f32,
-        top_p: f32,
-        seed: Option<u64>,
+        sampling: &Sampling,
         stop: Vec<String>,
     ) -> PyResult<Generation> {
-        if max_tokens == 0 || !(0.0..=2.0).contains(&temperature) || !(top_p > 0.0 && top_p <= 1.0)
-        {
-            return Err(PyValueError::new_err(
-                "max_tokens must be at least 1, temperature 0 to 2, top_p above 0 up to 1",
-            ));
+        if max_tokens == 0 || stop.iter().any(String::is_empty) {
+            return Err(PyValueError::new_err("max_tokens is 0, or a stop string is empty"));
         }
-        if stop.iter().any(String::is_empty) {
-            return Err(PyValueError::new_err("a stop string is empty"));
-        }
-        let seed = seed.unwrap_or_else(|| {
-            use std::hash::{BuildHasher, RandomState};
-            RandomState::new().hash_one(0)
-        });
+        let sampling = sampling.0.clone();
         let id = self.generations.fetch_add(1, Ordering::Relaxed) + 1;
         py.detach(|| {
             let mut engine = lock(&self.engine);
@@ -171,9 +160,7 @@ impl Model {
                 slot: 0,
                 prompt,
                 max_tokens,
-                temperature,
-                top_p,
-                seed,
+                sampling,
                 topk: 1,
                 stop_ids: Vec::new(),
                 ignore_eos: false,

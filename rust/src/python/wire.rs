@@ -304,6 +304,9 @@ fn request_fields(
             fields.set_item("temperature", submit.temperature)?;
             fields.set_item("top_p", submit.top_p)?;
             fields.set_item("topk", submit.options.topk)?;
+            let biased = submit.options.bias.iter().map(|(token, _)| *token);
+            let named: Vec<u32> = submit.options.stop_ids.iter().copied().chain(biased).collect();
+            fields.set_item("token_ids", named)?;
             fields.set_item("payload", PyBytes::new(py, &submit.payload))?;
             "SUBMIT"
         }

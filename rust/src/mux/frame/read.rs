@@ -293,8 +293,8 @@ fn hwinfo(words: &mut Words) -> Parsed {
     // Names hold spaces, so the rest of the line belongs to them.
     let names = String::from_utf8_lossy(words.0);
     let (cpu, gpu) = names.split_once('|').unwrap_or((&names, ""));
-    record.cpu_name = clean_name(cpu.trim_matches(' '));
-    record.gpu_name = clean_name(gpu.trim_matches(' '));
+    record.cpu_name = clean_name(cpu);
+    record.gpu_name = clean_name(gpu);
     Ok(Record::HwInfo(record))
 }
 

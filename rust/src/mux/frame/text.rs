@@ -51,9 +51,11 @@ pub fn parse_hex(word: &[u8]) -> Option<Vec<u8>> {
     word.chunks_exact(2).map(|pair| Some(hex_value(pair[0])? << 4 | hex_value(pair[1])?)).collect()
 }
 
-/// A device name without the characters that separate fields and lines.
+/// A device name without the characters that separate fields and lines, and without outer spaces,
+/// which would not be told from separators.
 pub fn clean_name(name: &str) -> String {
-    name.chars().filter(|c| !c.is_control() && *c != '|').collect()
+    let kept: String = name.chars().filter(|c| !c.is_control() && *c != '|').collect();
+    kept.trim_matches(' ').to_owned()
 }
 
 fn push_hex_digits(text: &mut String, byte: u8) {
@@ -86,6 +88,7 @@ mod tests {
     #[test]
     fn names_lose_separators() {
         assert_eq!(clean_name("A|B\n\x01C D"), "ABC D");
+        assert_eq!(clean_name("\x01 A B  \r|"), "A B");
     }
 
     proptest! {

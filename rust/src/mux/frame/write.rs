@@ -2,7 +2,8 @@
 
 use super::READY;
 use super::record::{
-    GpuRecord, HwInfoRecord, PerfRecord, ProfRecord, StatRecord, TiersRecord, TopkToken, TurnRecord,
+    GpuRecord, HwInfoRecord, PerfRecord, ProfRecord, Record, StatRecord, TiersRecord, TopkToken,
+    TurnRecord,
 };
 use super::text::{clean_name, percent_encode, push_hex};
 use std::io::Write as _;
@@ -20,6 +21,48 @@ macro_rules! put {
 /// The value, or 0 where C would print a word.
 fn finite(value: f64) -> f64 {
     if value.is_finite() { value } else { 0.0 }
+}
+
+/// Appends a record as it was read; nothing for one that is malformed.
+///
+/// A line of unknown kind ends in a plain newline, and numbers have the decimals of this wire.
+pub fn write_record(out: &mut Vec<u8>, record: &Record) {
+    match record {
+        Record::Ready => write_ready(out),
+        Record::Stat(stat) => write_stat(out, stat),
+        Record::TurnStat(turn) => write_turn_stat(out, turn),
+        Record::HwInfo(hw) => write_hwinfo(out, hw),
+        Record::Gpus(gpus) => write_gpus(out, gpus),
+        Record::Tiers(tiers) => write_tiers(out, tiers),
+        Record::Emap { rows, cols, map } => write_emap(out, *rows, *cols, map),
+        Record::Hits { rows, cols, hits } => write_hits(out, *rows, *cols, hits),
+        Record::Caps(caps) => {
+            let pairs: Vec<_> = caps.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
+            write_caps(out, &pairs);
+        }
+        Record::Accept { id, prompt_tokens } => write_accept(out, *id, *prompt_tokens as usize),
+        Record::Prefill { id, done, total } => {
+            write_prefill(out, *id, *done as usize, *total as usize);
+        }
+        Record::Data { id, data } => write_data(out, *id, data),
+        Record::Topk { id, tokens } => write_topk(out, *id, tokens),
+        Record::Repin { layer, expert, old_tier, gpu } => {
+            write_repin(out, *layer as usize, *expert as usize, *old_tier as u8, *gpu as i32);
+        }
+        Record::Perf { id, times } => write_perf(out, *id, times),
+        Record::Prof(prof) => write_prof(out, prof),
+        Record::Entropy(bits) => write_entropy(out, bits),
+        Record::Done { id, turn } => write_done(out, *id, turn),
+        Record::Error { id, code, detail } => {
+            let words: Vec<&str> = detail.iter().map(String::as_str).collect();
+            write_error(out, *id, code, &words);
+        }
+        Record::Unknown(line) => {
+            out.extend_from_slice(line);
+            out.push(b'\n');
+        }
+        Record::Malformed { .. } => {}
+    }
 }
 
 /// Appends READY.
