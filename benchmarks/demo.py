@@ -10,19 +10,14 @@ wall time tells how busy the machine's other tenants left us.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
-import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import colibri
+from measure import spread, write_report
 
 PREFILL_TOKENS = 512
 DECODE_TOKENS = 128
@@ -53,13 +48,8 @@ def main() -> None:
         "load_s": round(loaded_s, 3),
         "prefill": summary(runs, "prefill", PREFILL_TOKENS),
         "decode": summary(runs, "decode", DECODE_TOKENS),
-        "provenance": provenance(),
     }
-    output = json.dumps(report, indent=2)
-    if args.out:
-        args.out.write_text(output + "\n", encoding="utf-8")
-    else:
-        print(output)
+    write_report(report, args.out)
 
 
 def run(model: colibri.Model, prompt: list[int], seed: int) -> dict[str, tuple[float, float]]:
@@ -89,44 +79,13 @@ def timed(work: Callable[[], Any]) -> tuple[float, float]:
 
 
 def summary(runs: list[dict[str, tuple[float, float]]], phase: str, tokens: int) -> dict[str, Any]:
-    rates = sorted(tokens / one[phase][0] for one in runs)
     return {
         "tokens": tokens,
-        "tokens_per_second": {
-            "min": round(rates[0], 1),
-            "median": round(statistics.median(rates), 1),
-            "max": round(rates[-1], 1),
-        },
+        "tokens_per_second": spread((tokens / one[phase][0] for one in runs), 1),
         "cpu_s_per_wall_s": round(
             sum(one[phase][1] for one in runs) / sum(one[phase][0] for one in runs), 2
         ),
     }
-
-
-def provenance() -> dict[str, Any]:
-    root = Path(__file__).parents[1]
-    git = subprocess.run(
-        ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-    )
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "version": colibri.__version__,
-        "commit": git.stdout.strip() or None,
-        "command": " ".join(["python", "benchmarks/demo.py", *sys.argv[1:]]),
-        "machine": cpu_name(),
-        "cores": len(os.sched_getaffinity(0)),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-    }
-
-
-def cpu_name() -> str:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
 
 
 if __name__ == "__main__":

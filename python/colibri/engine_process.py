@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -98,21 +99,28 @@ class Process(ABC):
             OSError: the command cannot be started.
             UsageError: there is no such command.
         """
-        process = await asyncio.create_subprocess_exec(
-            *config.argv(),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            # A Ctrl-C in the terminal is for us alone; we tell the engine what to do.
-            start_new_session=True,
-        )
+        output, engine_end = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *config.argv(),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=engine_end,
+                stderr=asyncio.subprocess.PIPE,
+                # A Ctrl-C in the terminal is for us alone; we tell the engine what to do.
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(output)
+            raise
+        finally:
+            os.close(engine_end)
         self._process = process
-        # Pipes were asked for, so both streams exist.
+        # The pipe was asked for, so the stream exists.
         stderr = asyncio.create_task(
             self._read_stderr(cast("asyncio.StreamReader", process.stderr))
         )
         try:
-            await self._read_stdout(cast("asyncio.StreamReader", process.stdout))
+            await self._read_output(output)
             try:
                 await asyncio.wait_for(process.wait(), EXIT_WAIT_S)
             except TimeoutError:
@@ -194,14 +202,23 @@ class Process(ABC):
             ProtocolError: it cannot be understood.
         """
 
-    async def _read_stdout(self, stream: asyncio.StreamReader) -> None:
-        while data := await stream.read(READ_BYTES):
-            if self._broken is not None:
-                continue
-            try:
-                self.on_output(data)
-            except ProtocolError as error:
-                self.kill(str(error))
+    async def _read_output(self, descriptor: int) -> None:
+        """Serves the engine's output to its end."""
+        loop = asyncio.get_running_loop()
+        blocks = _Blocks(self._take_output, loop.create_future())
+        transport, _ = await loop.connect_read_pipe(lambda: blocks, os.fdopen(descriptor, "rb", 0))
+        try:
+            await blocks.ended
+        finally:
+            transport.close()
+
+    def _take_output(self, data: bytes) -> None:
+        if self._broken is not None:
+            return
+        try:
+            self.on_output(data)
+        except ProtocolError as error:
+            self.kill(str(error))
 
     async def _read_stderr(self, stream: asyncio.StreamReader) -> None:
         pending = b""
@@ -230,11 +247,31 @@ class Process(ABC):
                 self._process.send_signal(number)
 
 
+class _Blocks(asyncio.Protocol):
+    """Hands over what is read as soon as it is; a stream reader would need a task to wake up."""
+
+    def __init__(self, take: Callable[[bytes], None], ended: asyncio.Future[None]) -> None:
+        self._take = take
+        self.ended = ended
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._take(data)
+        except Exception as error:
+            if not self.ended.done():
+                self.ended.set_exception(error)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
 class EngineProcess(Process):
     """A running engine that speaks mux.
 
     Args:
         on_record: called for each record, in order.
+        on_pause: called after the records of one read, when no more are there for now.
         on_progress: called with (stage, done, total) while the model loads.
         on_log: called with each other line of the engine's stderr.
     """
@@ -243,17 +280,20 @@ class EngineProcess(Process):
         self,
         *,
         on_record: Callable[[frames.Record], None],
+        on_pause: Callable[[], None],
         on_progress: Callable[[str, int, int], None],
         on_log: Callable[[str], None],
     ) -> None:
         super().__init__(on_progress=on_progress, on_log=on_log)
         self._on_record = on_record
+        self._on_pause = on_pause
         self._reader = _core.RecordReader()
 
     def on_output(self, data: bytes) -> None:
         """Passes complete records on."""
         for kind, values in self._reader.feed(data):
             self._on_record(frames.to_record(kind, values))
+        self._on_pause()
 
 
 def _parse_progress(line: str) -> tuple[str, int, int] | None:

@@ -281,6 +281,9 @@ _REQUEST_KINDS = (b"ACCEPT ", b"DATA ", b"DONE ", b"ERROR ")
 
 def to_record(kind: str, values: dict[str, Any]) -> Record:
     """Gives one ``(kind, fields)`` pair of the reader its type; extra fields are dropped."""
+    if kind == "DATA":
+        # Nearly all records are of this kind.
+        return Data(values["id"], values["data"])
     if kind == "CAPS":
         return Caps(values)
     cls = _TYPES.get(kind)

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import codecs
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
 from colibri import frames
 from colibri.admission import Admission, Lease
-from colibri.engine import Engine, Turn
+from colibri.engine import Engine, Event, Turn
 from colibri.errors import EngineError
 from colibri.text_filters import Kind, StopFilter, ThinkFilter
 
@@ -51,16 +50,14 @@ class Prompt:
     topk: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(NamedTuple):
     """A piece of the answer; never empty."""
 
     kind: Kind
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """Prompt tokens processed so far."""
 
     done: int
@@ -68,6 +65,16 @@ class Progress:
 
 
 Delta: TypeAlias = Text | Progress
+
+
+class Outlet(Protocol):
+    """Takes pieces of an answer at once, which spares a task that waits for each."""
+
+    def is_open(self) -> bool:
+        """Whether it takes some now."""
+
+    def put(self, deltas: list[Delta]) -> None:
+        """Takes some; does not fail."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +133,7 @@ class Generation:
         inside = prompt.thinks and prompt.text.rstrip().endswith("<think>")
         self._think = ThinkFilter(inside=inside) if prompt.thinks else None
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._out: deque[Delta] = deque()
+        self._out: list[Delta] = []
         self._topk: list[list[dict[str, Any]]] = []
         self._tokens = 0
         self._last_token_counts = False
@@ -140,7 +147,7 @@ class Generation:
 
     @property
     def result(self) -> Result:
-        """How the turn ended; only after ``next`` has returned ``None``."""
+        """How the turn ended; only after ``take`` has returned nothing."""
         if self._result is None:
             raise RuntimeError("the turn has not ended")
         return self._result
@@ -170,13 +177,7 @@ class Generation:
         lease = await self._admission.acquire(self._prompt.affinity)
         self.queue_wait_ms = (self._clock() - asked_at) * 1000
         self._turn = self._submit(lease)
-        event = await self._turn.next()
-        if not isinstance(event, frames.Accept):
-            # Engines of the first protocol version send no ACCEPT.
-            if event is not None:
-                self._take(self._turn, event)
-            return
-        self.prompt_tokens = event.prompt_tokens
+        self._take(self._turn, await self._turn.take())
 
     def _submit(self, lease: Lease) -> Turn:
         prompt, engine = self._prompt, self._engine
@@ -199,18 +200,37 @@ class Generation:
             lease.release()
             raise
 
-    async def next(self) -> Delta | None:
-        """Returns the next piece, ``None`` at the end; safe to cancel and call again."""
-        if self._turn is None:
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        while deltas := await self.take():
+            for delta in deltas:
+                yield delta
+
+    async def take(self, outlet: Outlet | None = None) -> list[Delta]:
+        """Waits for pieces and returns all there are, none at the end; safe to cancel.
+
+        Args:
+            outlet: gets what comes during the wait as long as it is open.
+        """
+        turn = self._turn
+        if turn is None:
             raise RuntimeError("start() comes first")
-        while not self._out:
-            if self._result is not None:
-                return None
-            event = await self._turn.next()
-            if event is None:
+
+        def pass_on(events: list[Event]) -> bool:
+            if outlet is None or not outlet.is_open():
+                return False
+            self._take(turn, events)
+            out, self._out = self._out, []
+            if out:
+                outlet.put(out)
+            return True
+
+        while not self._out and self._result is None:
+            events = await turn.take(pass_on)
+            self._take(turn, events)
+            if not events and self._result is None:
                 raise EngineError("the engine ended the request without figures")
-            self._take(self._turn, event)
-        return self._out.popleft()
+        out, self._out = self._out, []
+        return out
 
     def stop(self) -> None:
         """Ends the answer here, as a success."""
@@ -218,17 +238,24 @@ class Generation:
         if self._turn is not None:
             self._turn.stop()
 
-    def _take(self, turn: Turn, event: frames.Record) -> None:
+    def _take(self, turn: Turn, events: list[Event]) -> None:
+        for event in events:
+            self._take_one(turn, event)
+
+    def _take_one(self, turn: Turn, event: Event) -> None:
         match event:
-            case frames.Prefill():
-                if self._cached_tokens is None:
-                    self._cached_tokens = event.done
-                self._out.append(Progress(event.done, event.total))
             case frames.Data():
                 if self._first_token_at is None:
                     self._first_token_at = self._clock()
                 for token in event.tokens():
                     self._token(turn, token)
+            case frames.Accept():
+                # Engines of the first protocol version send none.
+                self.prompt_tokens = event.prompt_tokens
+            case frames.Prefill():
+                if self._cached_tokens is None:
+                    self._cached_tokens = event.done
+                self._out.append(Progress(event.done, event.total))
             case frames.TopK():
                 # An engine may send them unasked (SERVE_TOPK=1), and they make replies large.
                 if self._prompt.topk and self._last_token_counts:

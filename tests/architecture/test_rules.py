@@ -90,7 +90,7 @@ PYTHON_LEVELS = [
     {"admission", "engine_process", "prompt", "telemetry", "model", "conformance.turns"},
     {"engine", "conformance.monitor"},
     {"generation", "legacy_process", "conformance.process"},
-    {"handlers", "handlers.base", "conformance.player"},
+    {"handlers", "handlers.base", "handlers.event_stream", "conformance.player"},
     {"conformance.report"},
     {"handlers.chat", "handlers.models", "handlers.telemetry", "handlers.static"},
     {"handlers.completions"},

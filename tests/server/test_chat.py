@@ -489,3 +489,53 @@ async def test_a_client_that_reads_slowly_gets_everything(serve: Serve) -> None:
         got = [json.loads(item) async for item in stream.data() if item != "[DONE]"]
         assert content(got) == "x" * 4096 * 800
         await stream.close()
+
+
+async def test_a_token_that_comes_alone_is_sent_at_once(serve: Serve) -> None:
+    # The second token is due in a minute.
+    async with serve({"token_s": 60.0}) as server:
+        stream = await server.chat_stream()
+        await stream.read_head()
+        async with asyncio.timeout(10):
+            events = stream.data()
+            await anext(events)
+            assert content([json.loads(await anext(events))]) == "Hello"
+        stream.abort()
+
+
+async def test_tokens_that_come_together_are_events_of_their_own(serve: Serve) -> None:
+    # Past the bound of a turn that nobody reads they are merged; here nothing is that slow.
+    async with serve({"tokens": ["a", "b"], "repeat": 20}) as server:
+        got = await chunks(await server.chat_stream())
+        texts = [choice["delta"].get("content") for chunk in got for choice in chunk["choices"]]
+        assert [text for text in texts if text] == ["a", "b"] * 20
+
+
+def unchunked(body: bytes) -> bytes:
+    """What the chunks of an HTTP/1.1 reply hold."""
+    data = b""
+    while True:
+        head, _, rest = body.partition(b"\r\n")
+        size = int(head, 16)
+        assert rest[size : size + 2] == b"\r\n"
+        data += rest[:size]
+        body = rest[size + 2 :]
+        if size == 0:
+            assert body == b""
+            return data
+
+
+async def test_chunks_of_a_slow_reader_are_well_framed(serve: Serve) -> None:
+    scenario = {"caps": "proto=1 ctx=4000 slots=2 submit=", "repeat": 800, "tokens": ["x" * 4096]}
+    async with serve(scenario) as server:
+        body = json.dumps(chat_body(stream=True, max_tokens=4000)).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        assert b"Transfer-Encoding: chunked" in await reader.readuntil(b"\r\n\r\n")
+        await until(lambda: server.engine.in_flight == 0)
+        events = unchunked(await reader.read()).decode().split("\n\n")
+        writer.close()
+        data = [event.removeprefix("data: ") for event in events if event.startswith("data: ")]
+        assert data[-1] == "[DONE]"
+        assert content([json.loads(item) for item in data[:-1]]) == "x" * 4096 * 800

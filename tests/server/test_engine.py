@@ -51,8 +51,8 @@ def submit(engine: Engine, prompt: str = "a b c", **fields: Any) -> Turn:
 
 async def events(turn: Turn) -> list[Event]:
     out = []
-    while (event := await turn.next()) is not None:
-        out.append(event)
+    while some := await turn.take():
+        out += some
     return out
 
 
@@ -262,7 +262,7 @@ async def test_cancel_frees_the_slot_when_the_engine_says_so(fake: Fake) -> None
         await engine.wait_ready()
         ended: list[bool] = []
         turn = submit(engine, on_end=lambda: ended.append(True))
-        await turn.next()
+        await turn.take()
         turn.cancel()
         turn.cancel()
         assert ended == []
@@ -278,7 +278,7 @@ async def test_stop_ends_as_a_success(fake: Fake) -> None:
     async with Running(fake(repeat=1000, token_s=0.005)) as engine:
         await engine.wait_ready()
         turn = submit(engine)
-        await turn.next()
+        await turn.take()
         turn.stop()
         assert isinstance((await events(turn))[-1], frames.Done)
 
@@ -370,15 +370,81 @@ def test_waiting_records_are_bounded_and_no_text_is_lost() -> None:
     assert got[-1] == done
 
 
+async def test_what_is_there_is_taken_together_and_a_wait_can_be_given_up() -> None:
+    turn = Turn(1, 0, lambda: None)
+    waiting = asyncio.ensure_future(turn.take())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    first, second, third = (frames.Data(1, text) for text in (b"a", b"b", b"c"))
+    waiting = asyncio.ensure_future(turn.take())
+    await asyncio.sleep(0)
+    turn.push(first)
+    turn.push(second)
+    turn.deliver()
+    assert await waiting == [first, second]
+    turn.push(third)
+    turn.end(EngineDied("it broke"))
+    assert await turn.take() == [third]
+    with pytest.raises(EngineDied, match="it broke"):
+        await turn.take()
+
+
+async def test_a_consumer_that_waits_is_passed_what_it_takes() -> None:
+    turn = Turn(1, 0, lambda: None)
+    first, second, third = (frames.Data(1, text) for text in (b"a", b"b", b"c"))
+    passed: list[Event] = []
+    room = 1
+
+    def pass_on(events: list[Event]) -> bool:
+        taken = len(passed) + len(events) <= room
+        passed.extend(events if taken else [])
+        return taken
+
+    waiting = asyncio.ensure_future(turn.take(pass_on))
+    await asyncio.sleep(0)
+    turn.push(first)
+    turn.deliver()
+    await asyncio.sleep(0)
+    assert (passed, waiting.done()) == ([first], False)
+    turn.push(second)
+    turn.deliver()
+    assert (await waiting, passed) == ([second], [first])
+    # What comes while nobody waits is kept.
+    turn.push(third)
+    turn.deliver()
+    assert (await turn.take(pass_on), passed) == ([third], [first])
+    room = 9
+    waiting = asyncio.ensure_future(turn.take(pass_on))
+    await asyncio.sleep(0)
+    turn.push(first)
+    turn.end()
+    assert (await waiting, passed) == ([], [first, first])
+
+
+async def test_a_fault_of_a_consumer_is_raised_where_it_waits() -> None:
+    turn = Turn(1, 0, lambda: None)
+
+    def pass_on(events: list[Event]) -> bool:
+        raise ValueError(f"cannot take {events}")
+
+    waiting = asyncio.ensure_future(turn.take(pass_on))
+    await asyncio.sleep(0)
+    turn.push(frames.Data(1, b"a"))
+    turn.deliver()
+    with pytest.raises(ValueError, match="cannot take"):
+        await waiting
+
+
 async def test_stopping_lets_requests_finish(fake: Fake) -> None:
     files = fake(token_s=0.02)
     running = Running(files)
     async with running as engine:
         await engine.wait_ready()
         turn = submit(engine)
-        await turn.next()
+        got = await turn.take()
         await engine.stop(step_s=5.0)
-        assert text(await events(turn)) == "Hello there, friend."
+        assert text(got + await events(turn)) == "Hello there, friend."
         assert engine.state.name == "stopped"
     assert files.received[-1] == "EOF"
 
@@ -388,7 +454,7 @@ async def test_a_deaf_engine_is_ended_by_force(fake: Fake) -> None:
     async with Running(files) as engine:
         await engine.wait_ready()
         turn = submit(engine, max_tokens=60)
-        await turn.next()
+        await turn.take()
         await engine.stop(step_s=0.1)
         with pytest.raises(EngineDied):
             await events(turn)

@@ -3,8 +3,10 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from colibri.openai.json import MAX_DEPTH, dumps, loads
+from colibri.openai.json import MAX_DEPTH, dumps, loads, quote
 
 
 @pytest.mark.parametrize(
@@ -44,3 +46,8 @@ def test_writes_one_line_of_utf8_with_slashes_as_they_are() -> None:
 def test_writes_no_number_that_is_not_json(value: float) -> None:
     with pytest.raises((OverflowError, ValueError)):
         dumps([value])
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_quotes_like_any_other_value(text: str) -> None:
+    assert quote(text) == dumps(text)

@@ -59,7 +59,7 @@ async def write_answer(generation: Generation, progress: ProgressLine) -> str:
     """Prints an answer as it comes, thinking on stderr; returns the answer without thinking."""
     await generation.start()
     parts = []
-    while (delta := await generation.next()) is not None:
+    async for delta in generation:
         match delta:
             case Progress(done, total):
                 if done < total:

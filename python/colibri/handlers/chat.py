@@ -10,8 +10,9 @@ from tornado.iostream import StreamClosedError
 
 from colibri.admission import chat_affinity
 from colibri.errors import ColibriError, RequestError
-from colibri.generation import Generation, Progress, Prompt, Result, Text
+from colibri.generation import Delta, Generation, Prompt, Result, Text
 from colibri.handlers.base import Auth, BaseHandler, describe_error
+from colibri.handlers.event_stream import EventStream
 from colibri.openai.json import dumps
 from colibri.openai.schema import Sampling, check_prompt_size, engine_options, parse_chat
 from colibri.openai.stream import DONE, ChunkWriter, Reply, comment, sse
@@ -79,7 +80,7 @@ class GenerationHandler(BaseHandler):
     async def _whole(self, generation: Generation, reply: Reply) -> None:
         await generation.start()
         parts: dict[str, list[str]] = {"content": [], "reasoning": []}
-        while (delta := await generation.next()) is not None:
+        async for delta in generation:
             if isinstance(delta, Text):
                 parts[delta.kind].append(delta.text)
         result = generation.result
@@ -98,17 +99,19 @@ class GenerationHandler(BaseHandler):
         # The status is decided by ACCEPT. A long queue cannot wait for that in silence: clients
         # give up, and an error after it is an event of the stream.
         start = asyncio.ensure_future(generation.start())
+        events = EventStream(self, self.service.keepalive_s)
         try:
             done, _ = await asyncio.wait({start}, timeout=self.service.keepalive_s)
             if done:
                 start.result()
-            await self._begin_stream(chunks)
+            await events.begin(chunks.role() if self.chat_shape else comment("accepted"))
             try:
                 while not start.done():
-                    await self._send(comment("queued"))
+                    await events.send(comment("queued"))
                     await asyncio.wait({start}, timeout=self.service.keepalive_s)
                 start.result()
-                await self._send_deltas(generation, chunks)
+                events.watch_silence()
+                await self._send_deltas(generation, events, chunks)
             except StreamClosedError:
                 raise
             except Exception as error:
@@ -116,39 +119,21 @@ class GenerationHandler(BaseHandler):
                 return
         finally:
             start.cancel()
+            events.end()
         self.finish(DONE)
-
-    async def _begin_stream(self, chunks: ChunkWriter) -> None:
-        self.set_header("Content-Type", "text/event-stream; charset=utf-8")
-        self.set_header("Cache-Control", "no-cache")
-        self.set_header("X-Accel-Buffering", "no")
-        await self._send(chunks.role() if self.chat_shape else comment("accepted"))
 
     chat_shape: ClassVar[bool] = True
 
-    async def _send_deltas(self, generation: Generation, chunks: ChunkWriter) -> None:
-        while True:
-            try:
-                async with asyncio.timeout(self.service.keepalive_s):
-                    delta = await generation.next()
-            except TimeoutError:
-                await self._send(comment("keepalive"))
-                continue
-            match delta:
-                case Text(kind, text):
-                    await self._send(chunks.text(kind, text))
-                case Progress(done, total):
-                    await self._send(comment(f"prefill {done}/{total}"))
-                case None:
-                    break
+    async def _send_deltas(
+        self, generation: Generation, events: EventStream, chunks: ChunkWriter
+    ) -> None:
+        outlet = _Outlet(events, chunks)
+        while deltas := await generation.take(outlet):
+            # Here the client's slowness is waited for; meanwhile the turn keeps what comes.
+            await events.send(outlet.encode(deltas))
         result = generation.result
         figures = chunks.figures(result.usage(), self._colibri(result))
-        await self._send(chunks.finish(result.finish_reason) + figures)
-
-    async def _send(self, data: bytes) -> None:
-        # Waiting for each flush is the back-pressure of a client that reads slowly.
-        self.write(data)
-        await self.flush()
+        await events.send(chunks.finish(result.finish_reason) + figures)
 
     def _break_stream(self, error: Exception) -> None:
         """Ends a stream that has begun with an error event and without ``[DONE]``."""
@@ -156,6 +141,28 @@ class GenerationHandler(BaseHandler):
             log.error("%s failed within its stream", self.request_id, exc_info=error)
         _, body, _ = describe_error(error, 500, self.request_id)
         self.finish(sse(dumps(body)))
+
+
+class _Outlet:
+    """Writes what comes to the client, as long as the client takes it."""
+
+    def __init__(self, events: EventStream, chunks: ChunkWriter) -> None:
+        self._events = events
+        self._chunks = chunks
+
+    def is_open(self) -> bool:
+        return self._events.is_open()
+
+    def put(self, deltas: list[Delta]) -> None:
+        self._events.put(self.encode(deltas))
+
+    def encode(self, deltas: list[Delta]) -> bytes:
+        return b"".join(map(self._event, deltas))
+
+    def _event(self, delta: Delta) -> bytes:
+        if isinstance(delta, Text):
+            return self._chunks.text(delta.kind, delta.text)
+        return comment(f"prefill {delta.done}/{delta.total}")
 
 
 class ChatHandler(GenerationHandler):

@@ -6,7 +6,7 @@ import time
 import uuid
 from typing import Any
 
-from colibri.openai.json import dumps
+from colibri.openai.json import dumps, quote
 
 DONE = b"data: [DONE]\n\n"
 
@@ -69,7 +69,7 @@ class Reply:
 class ChunkWriter:
     """Encodes the chunks of one stream.
 
-    Nearly every chunk differs from the last only in its text, so everything around the text is
+    Nearly every chunk differs from the last only in its text, so the event around the text is
     encoded once.
     """
 
@@ -80,15 +80,18 @@ class ChunkWriter:
         self._head = dumps(reply._head(kind))[:-1]
         # With include_usage the standard wants the key in every chunk.
         self._tail = ',"usage":null}' if include_usage else "}"
-        self._end = f'}},"logprobs":null,"finish_reason":null}}]{self._tail}'
+        head = f'data: {self._head},"choices":[{{"index":0,'
+        end = f',"logprobs":null,"finish_reason":null}}]{self._tail}\n\n'
         if reply.chat:
-            self._text = {
-                "content": self._head + ',"choices":[{"index":0,"delta":{"content":',
-                "reasoning": self._head + ',"choices":[{"index":0,"delta":{"reasoning_content":',
+            self._around = {
+                "content": (f'{head}"delta":{{"content":'.encode(), f"}}{end}".encode()),
+                "reasoning": (
+                    f'{head}"delta":{{"reasoning_content":'.encode(),
+                    f"}}{end}".encode(),
+                ),
             }
         else:
-            self._text = {"content": self._head + ',"choices":[{"index":0,"text":'}
-            self._end = self._end.removeprefix("}")
+            self._around = {"content": (f'{head}"text":'.encode(), end.encode())}
 
     def role(self) -> bytes:
         """Returns the first chunk of a chat, which names the role."""
@@ -96,7 +99,8 @@ class ChunkWriter:
 
     def text(self, kind: str, text: str) -> bytes:
         """Returns a chunk with a piece of the answer."""
-        return sse(self._text[kind] + dumps(text) + self._end)
+        head, end = self._around[kind]
+        return head + quote(text).encode() + end
 
     def finish(self, reason: str) -> bytes:
         """Returns the chunk that says why the answer ended."""
