@@ -3,6 +3,9 @@
 mod glm4_moe;
 mod glm4_moe_lite;
 mod glm_ffn;
+mod gqa_config;
+mod gqa_decoder;
+mod qwen3_moe;
 
 use super::{Loader, Model};
 use crate::error::{Error, Result};
@@ -16,7 +19,7 @@ pub struct Family {
 }
 
 /// Every family this version runs.
-pub const FAMILIES: &[Family] = &[glm4_moe::FAMILY, glm4_moe_lite::FAMILY];
+pub const FAMILIES: &[Family] = &[glm4_moe::FAMILY, glm4_moe_lite::FAMILY, qwen3_moe::FAMILY];
 
 /// The family called `model_type`.
 ///

@@ -1,6 +1,6 @@
 //! Feed-forward blocks: one `SwiGLU`, or a router over many with a shared one beside them.
 
-use super::router::SigmoidRouter;
+use super::router::Router;
 use super::{Step, check_finite};
 use crate::error::Result;
 use crate::experts::Routed;
@@ -35,7 +35,7 @@ pub struct Moe {
     /// Router weights `[experts, hidden]`, f32.
     pub gate: Matrix,
     /// How experts are chosen.
-    pub router: SigmoidRouter,
+    pub router: Router,
     /// The expert every row takes.
     pub shared: Option<SwiGlu>,
 }

@@ -4,9 +4,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::Model;
-use super::attention::Linear;
+use super::attention::{Attention, Linear};
 use super::decoder::{Decoder, Layer};
-use super::ffn::SwiGlu;
+use super::ffn::{Ffn, SwiGlu};
 use crate::config::Config;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
@@ -22,6 +22,20 @@ pub const MAX_LAYERS: usize = 4096;
 pub const MAX_POSITIONS: usize = 1 << 24;
 /// Most experts of one layer accepted.
 pub const MAX_EXPERTS: usize = 1 << 16;
+
+/// What a family calls the three matrices of an expert.
+pub struct PartNames {
+    /// See [`crate::experts::Expert::gate`].
+    pub gate: &'static str,
+    /// See [`crate::experts::Expert::up`].
+    pub up: &'static str,
+    /// See [`crate::experts::Expert::down`].
+    pub down: &'static str,
+}
+
+/// The names most families use.
+pub const PROJECTIONS: PartNames =
+    PartNames { gate: "gate_proj", up: "up_proj", down: "down_proj" };
 
 /// Reads a model folder on behalf of a family.
 pub struct Loader<'a> {
@@ -145,17 +159,19 @@ impl<'a> Loader<'a> {
     pub fn experts(
         &mut self,
         prefix: &str,
+        names: &PartNames,
         n: usize,
         width: usize,
         hidden: usize,
     ) -> Result<Vec<ExpertSource>> {
+        let &PartNames { gate, up, down } = names;
         let has = |e: usize, part: &str| {
-            let name = format!("{prefix}.{e}.{part}_proj.weight");
+            let name = format!("{prefix}.{e}.{part}.weight");
             self.catalog.get(&name).is_some()
                 || self.catalog.get(&format!("{name}_packed")).is_some()
         };
         let gaps: Vec<String> = (0..n)
-            .filter(|&e| !["gate", "up", "down"].iter().all(|part| has(e, part)))
+            .filter(|&e| ![gate, up, down].iter().all(|part| has(e, part)))
             .map(|e| e.to_string())
             .collect();
         if !gaps.is_empty() {
@@ -165,27 +181,38 @@ impl<'a> Loader<'a> {
             ));
         }
         for e in 0..n {
-            for part in ["gate", "up", "down"] {
-                self.used.insert(format!("{prefix}.{e}.{part}_proj"));
+            for part in [gate, up, down] {
+                self.used.insert(format!("{prefix}.{e}.{part}"));
             }
         }
         (0..n)
             .map(|e| {
                 let find = |part: &str, n_out, n_in| {
-                    MatrixSource::find(
-                        self.catalog,
-                        &format!("{prefix}.{e}.{part}_proj"),
-                        n_out,
-                        n_in,
-                    )
+                    MatrixSource::find(self.catalog, &format!("{prefix}.{e}.{part}"), n_out, n_in)
                 };
                 Ok(ExpertSource {
-                    gate: find("gate", width, hidden)?,
-                    up: find("up", width, hidden)?,
-                    down: find("down", hidden, width)?,
+                    gate: find(gate, width, hidden)?,
+                    up: find(up, width, hidden)?,
+                    down: find(down, hidden, width)?,
                 })
             })
             .collect()
+    }
+
+    /// The block `prefix` around its two halves.
+    pub fn block(
+        &mut self,
+        prefix: &str,
+        hidden: usize,
+        attention: Attention,
+        ffn: Ffn,
+    ) -> Result<Layer> {
+        Ok(Layer {
+            input_norm: self.vector(&format!("{prefix}.input_layernorm.weight"), hidden)?,
+            attention,
+            post_norm: self.vector(&format!("{prefix}.post_attention_layernorm.weight"), hidden)?,
+            ffn,
+        })
     }
 
     /// Adds what all families have: embedding, final norm, head and limits.

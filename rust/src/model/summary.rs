@@ -26,7 +26,7 @@ pub fn summary(dir: &Path) -> Result<Value> {
         let part = if is_routed_expert(name) { &mut experts } else { &mut dense };
         part.add(&catalog, name, tensor)?;
     }
-    let n_experts = config.opt_count("n_routed_experts", usize::MAX >> 1)?.unwrap_or(0);
+    let n_experts = config.n_experts(usize::MAX >> 1)?.unwrap_or(0);
     let top_k = config.opt_count("num_experts_per_tok", usize::MAX >> 1)?.unwrap_or(0);
     let active = dense.parameters
         + if n_experts > 0 { experts.parameters * top_k as u64 / n_experts as u64 } else { 0 };

@@ -16,7 +16,7 @@ fn render(source: &str, context: &Json) -> Result<String> {
 
 #[test]
 fn model_templates_render_as_the_reference_does() {
-    for name in ["glm4_moe", "glm4_moe_lite"] {
+    for name in ["glm4_moe", "glm4_moe_lite", "qwen3_moe"] {
         let template =
             ChatTemplate::new(&data(&format!("oracle/{name}/chat_template.jinja")), None, None)
                 .unwrap();

@@ -18,7 +18,7 @@ fn fixtures() -> Vec<(Tokenizer, Value)> {
         Tokenizer::load(data("tokenizers/mixtral/tokenizer.json")).unwrap(),
         json_at("tokenizers/mixtral/tokenizer_cases.json"),
     )];
-    for name in ["glm4_moe", "glm4_moe_lite"] {
+    for name in ["glm4_moe", "glm4_moe_lite", "qwen3_moe"] {
         let cases = json_at(&format!("oracle/{name}/reference.json"))["tokenizer_cases"].take();
         fixtures.push((glm(name), cases));
     }
