@@ -145,6 +145,17 @@ impl Config {
         }
     }
 
+    /// Refuses the configuration if `key` is there with another value than null or false.
+    pub fn without(&self, key: &str) -> Result<()> {
+        match self.get(key) {
+            None | Some(Value::Bool(false)) => Ok(()),
+            Some(value) => Err(Error::Unsupported {
+                what: format!("{key} {value}"),
+                hint: SEE_FAMILIES.into(),
+            }),
+        }
+    }
+
     /// The layer numbers that the list `key` holds; none where it is absent.
     pub fn indices(&self, key: &str) -> Result<Vec<usize>> {
         let Some(value) = self.get(key) else { return Ok(Vec::new()) };
@@ -177,8 +188,11 @@ impl Config {
         if (1..ctx).contains(&window) {
             return Err(Error::Unsupported {
                 what: format!("sliding_window {window} in a context of {ctx} tokens"),
-                hint: format!("it cuts nothing off a context of {window} tokens: --ctx {window}"),
+                hint: format!("--ctx {window} or less keeps the context within the window"),
             });
+        }
+        if window == 0 && self.flag_or("use_sliding_window", false)? {
+            return Err(self.refuse("use_sliding_window is true without a sliding_window"));
         }
         let Some(kinds) = self.get("layer_types") else { return Ok(()) };
         let full = |kind: &Value| {
@@ -330,6 +344,7 @@ mod tests {
             (r#"{"sliding_window": 4095}"#, "sliding_window 4095"),
             (r#"{"sliding_window": 1, "use_sliding_window": true}"#, "sliding_window 1"),
             (r#"{"sliding_window": -1}"#, "sliding_window"),
+            (r#"{"use_sliding_window": true}"#, "use_sliding_window"),
             (r#"{"use_sliding_window": "no"}"#, "use_sliding_window"),
             (r#"{"layer_types": ["full_attention", "linear_attention"]}"#, "layer_types"),
             (r#"{"layer_types": ["sliding_attention"]}"#, "layer_types"),

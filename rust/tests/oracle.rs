@@ -12,8 +12,14 @@ use colibri::sample::{Sampling, sample};
 use serde_json::{Value, json};
 
 /// Every model with a reference in `tests/data/oracle`.
-const MODELS: &[&str] =
-    &["glm4_moe", "glm4_moe_lite", "qwen3_moe", "qwen3_moe_f32", "qwen3_moe_mixed"];
+const MODELS: &[&str] = &[
+    "glm4_moe",
+    "glm4_moe_lite",
+    "olmoe",
+    "qwen3_moe",
+    "qwen3_moe_f32",
+    "qwen3_moe_mixed",
+];
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/oracle").join(name)
@@ -169,6 +175,7 @@ fn load_with(name: &str, key: &str, value: Value) -> (Result<Runner, Error>, usi
 #[test]
 fn what_is_not_implemented_is_refused_by_name_before_anything_is_read() {
     for (name, key, value) in [
+        ("olmoe", "clip_qkv", json!(8.0)),
         ("qwen3_moe", "hidden_act", json!("gelu")),
         ("qwen3_moe", "layer_types", json!(["linear_attention"])),
         ("qwen3_moe", "partial_rotary_factor", json!(0.5)),

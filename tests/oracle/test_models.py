@@ -23,6 +23,7 @@ WEIGHTS = 1e-4
 MODELS = [
     "glm4_moe",
     "glm4_moe_lite",
+    "olmoe",
     "qwen3_moe",
     "qwen3_moe_f32",
     "qwen3_moe_mixed",

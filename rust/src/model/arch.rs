@@ -5,6 +5,7 @@ mod glm4_moe_lite;
 mod glm_ffn;
 mod gqa_config;
 mod gqa_decoder;
+mod olmoe;
 mod qwen3_moe;
 
 use super::{Loader, Model};
@@ -19,7 +20,12 @@ pub struct Family {
 }
 
 /// Every family this version runs.
-pub const FAMILIES: &[Family] = &[glm4_moe::FAMILY, glm4_moe_lite::FAMILY, qwen3_moe::FAMILY];
+pub const FAMILIES: &[Family] = &[
+    glm4_moe::FAMILY,
+    glm4_moe_lite::FAMILY,
+    olmoe::FAMILY,
+    qwen3_moe::FAMILY,
+];
 
 /// The family called `model_type`.
 ///

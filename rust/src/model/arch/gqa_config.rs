@@ -27,6 +27,8 @@ pub struct Form {
 pub enum NormOver {
     /// Each head by itself.
     Head,
+    /// All heads of a row together.
+    Row,
 }
 
 /// Geometry of all layers' attention.
@@ -93,6 +95,7 @@ impl GqaConfig {
             Some(over) => {
                 let (q, k) = match over {
                     NormOver::Head => (self.head_dim, self.head_dim),
+                    NormOver::Row => (q_width, kv_width),
                 };
                 Some(QkNorm {
                     q: loader.vector(&format!("{prefix}.q_norm.weight"), q)?,
