@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 const MODELS: &[&str] = &[
     "glm4_moe",
     "glm4_moe_lite",
+    "mixtral",
     "olmoe",
     "qwen3_moe",
     "qwen3_moe_f32",
@@ -175,6 +176,7 @@ fn load_with(name: &str, key: &str, value: Value) -> (Result<Runner, Error>, usi
 #[test]
 fn what_is_not_implemented_is_refused_by_name_before_anything_is_read() {
     for (name, key, value) in [
+        ("mixtral", "sliding_window", json!(255)),
         ("olmoe", "clip_qkv", json!(8.0)),
         ("qwen3_moe", "hidden_act", json!("gelu")),
         ("qwen3_moe", "layer_types", json!(["linear_attention"])),
@@ -194,6 +196,7 @@ fn what_is_not_implemented_is_refused_by_name_before_anything_is_read() {
 #[test]
 fn keys_that_ask_for_nothing_new_are_accepted() {
     for (name, key, value) in [
+        ("mixtral", "sliding_window", json!(256)),
         ("qwen3_moe", "partial_rotary_factor", json!(1.0)),
         ("qwen3_moe", "sliding_window", json!(16)),
         ("qwen3_moe", "layer_types", json!(["full_attention"])),

@@ -23,6 +23,7 @@ WEIGHTS = 1e-4
 MODELS = [
     "glm4_moe",
     "glm4_moe_lite",
+    "mixtral",
     "olmoe",
     "qwen3_moe",
     "qwen3_moe_f32",

@@ -5,6 +5,7 @@ mod glm4_moe_lite;
 mod glm_ffn;
 mod gqa_config;
 mod gqa_decoder;
+mod mixtral;
 mod olmoe;
 mod qwen3_moe;
 
@@ -23,6 +24,7 @@ pub struct Family {
 pub const FAMILIES: &[Family] = &[
     glm4_moe::FAMILY,
     glm4_moe_lite::FAMILY,
+    mixtral::FAMILY,
     olmoe::FAMILY,
     qwen3_moe::FAMILY,
 ];

@@ -16,7 +16,7 @@ fn render(source: &str, context: &Json) -> Result<String> {
 
 #[test]
 fn model_templates_render_as_the_reference_does() {
-    for name in ["glm4_moe", "glm4_moe_lite", "olmoe", "qwen3_moe"] {
+    for name in ["glm4_moe", "glm4_moe_lite", "mixtral", "olmoe", "qwen3_moe"] {
         let tokens: Json =
             serde_json::from_str(&data(&format!("oracle/{name}/tokenizer_config.json"))).unwrap();
         let template = ChatTemplate::new(
