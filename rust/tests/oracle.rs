@@ -17,6 +17,7 @@ const MODELS: &[&str] = &[
     "glm4_moe_lite",
     "mixtral",
     "olmoe",
+    "qwen2_moe",
     "qwen3_moe",
     "qwen3_moe_f32",
     "qwen3_moe_mixed",
@@ -178,6 +179,7 @@ fn what_is_not_implemented_is_refused_by_name_before_anything_is_read() {
     for (name, key, value) in [
         ("mixtral", "sliding_window", json!(255)),
         ("olmoe", "clip_qkv", json!(8.0)),
+        ("qwen2_moe", "layer_types", json!(["sliding_attention", "full_attention"])),
         ("qwen3_moe", "hidden_act", json!("gelu")),
         ("qwen3_moe", "layer_types", json!(["linear_attention"])),
         ("qwen3_moe", "partial_rotary_factor", json!(0.5)),

@@ -25,6 +25,7 @@ MODELS = [
     "glm4_moe_lite",
     "mixtral",
     "olmoe",
+    "qwen2_moe",
     "qwen3_moe",
     "qwen3_moe_f32",
     "qwen3_moe_mixed",

@@ -7,6 +7,7 @@ mod gqa_config;
 mod gqa_decoder;
 mod mixtral;
 mod olmoe;
+mod qwen2_moe;
 mod qwen3_moe;
 
 use super::{Loader, Model};
@@ -26,6 +27,7 @@ pub const FAMILIES: &[Family] = &[
     glm4_moe_lite::FAMILY,
     mixtral::FAMILY,
     olmoe::FAMILY,
+    qwen2_moe::FAMILY,
     qwen3_moe::FAMILY,
 ];
 

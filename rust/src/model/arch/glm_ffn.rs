@@ -5,7 +5,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::experts::ExpertSource;
 use crate::model::Loader;
-use crate::model::ffn::{Ffn, Moe};
+use crate::model::ffn::{Ffn, Moe, Shared};
 use crate::model::loader::{MAX_DIM, MAX_EXPERTS, MAX_LAYERS, PROJECTIONS};
 use crate::model::router::{Router, SigmoidRouter};
 
@@ -91,11 +91,14 @@ impl FfnConfig {
         )?);
         let shared = match self.n_shared {
             0 => None,
-            n => Some(loader.swiglu(
-                &format!("{mlp}.shared_experts"),
-                n * self.expert_width,
-                self.hidden,
-            )?),
+            n => Some(Shared {
+                mlp: loader.swiglu(
+                    &format!("{mlp}.shared_experts"),
+                    n * self.expert_width,
+                    self.hidden,
+                )?,
+                gate: None,
+            }),
         };
         Ok(Ffn::Sparse(Moe {
             map_row,

@@ -1,10 +1,11 @@
-//! Decoders of grouped-query attention with softmax-routed experts: Qwen, `OLMoE`, Mixtral.
+//! Decoders of grouped-query attention, dense or with softmax-routed experts: Llama, Qwen, `OLMoE`,
+//! Mixtral.
 
 use super::gqa_config::GqaConfig;
 use crate::config::Config;
 use crate::error::Result;
 use crate::experts::ExpertSource;
-use crate::model::ffn::{Ffn, Moe};
+use crate::model::ffn::{Ffn, Moe, Shared};
 use crate::model::loader::{Assembled, MAX_DIM, MAX_EXPERTS, MAX_LAYERS, PartNames};
 use crate::model::router::{Router, SoftmaxRouter};
 use crate::model::{Loader, Model};
@@ -25,6 +26,8 @@ pub struct Experts {
     pub normalise: bool,
     /// Whether each layer is sparse.
     pub sparse: Vec<bool>,
+    /// Width of the gated expert that every row takes, if there is one.
+    pub shared_width: Option<usize>,
 }
 
 /// Experts of a sparse layer, and how many of them a row takes.
@@ -43,32 +46,36 @@ pub fn qwen_sparse_layers(config: &Config) -> Result<Vec<bool>> {
     Ok((0..n_layers).map(|i| (i + 1).is_multiple_of(step) && !dense.contains(&i)).collect())
 }
 
-/// Loads the whole model.
-pub fn load(loader: &mut Loader, attention: &GqaConfig, moe: &Experts) -> Result<Model> {
+/// Loads the whole model; without `moe` all layers are dense.
+pub fn load(loader: &mut Loader, attention: &GqaConfig, moe: Option<&Experts>) -> Result<Model> {
     let config = loader.config;
     config.only("hidden_act", "silu")?;
     config.only("scoring_func", "softmax")?;
+    let n_layers = config.count("num_hidden_layers", MAX_LAYERS)?;
     let hidden = config.count("hidden_size", MAX_DIM)?;
     let dense_width = config.count("intermediate_size", MAX_DIM)?;
     let mut experts = Vec::new();
+    let mut sparse_layers = Vec::new();
     let mut layers = Vec::new();
-    for (i, &sparse) in moe.sparse.iter().enumerate() {
+    for i in 0..n_layers {
         let prefix = format!("model.layers.{i}");
         let attention = attention.load(loader, &format!("{prefix}.self_attn"))?;
-        let ffn = if sparse {
-            let block = format!("{prefix}.{}", moe.block);
-            Ffn::Sparse(load_sparse(loader, &block, hidden, moe, &mut experts)?)
-        } else {
-            Ffn::Dense(loader.swiglu(&format!("{prefix}.mlp"), dense_width, hidden)?)
+        let ffn = match moe.filter(|moe| moe.sparse[i]) {
+            None => Ffn::Dense(loader.swiglu(&format!("{prefix}.mlp"), dense_width, hidden)?),
+            Some(moe) => {
+                sparse_layers.push(i);
+                let block = format!("{prefix}.{}", moe.block);
+                Ffn::Sparse(load_sparse(loader, &block, hidden, moe, &mut experts)?)
+            }
         };
         layers.push(loader.block(&prefix, hidden, attention, ffn)?);
     }
     loader.finish(Assembled {
         layers,
         experts,
-        sparse_layers: (0..moe.sparse.len()).filter(|&i| moe.sparse[i]).collect(),
-        n_experts: moe.n,
-        top_k: moe.top_k,
+        sparse_layers,
+        n_experts: moe.map_or(0, |moe| moe.n),
+        top_k: moe.map_or(0, |moe| moe.top_k),
     })
 }
 
@@ -83,10 +90,17 @@ fn load_sparse(
     let map_row = experts.len() / moe.n;
     let prefix = format!("{block}.experts");
     experts.extend(loader.experts(&prefix, moe.parts, moe.n, moe.width, hidden)?);
+    let shared = match moe.shared_width {
+        None => None,
+        Some(width) => Some(Shared {
+            mlp: loader.swiglu(&format!("{block}.shared_expert"), width, hidden)?,
+            gate: Some(loader.matrix_f32(&format!("{block}.shared_expert_gate"), 1, hidden)?),
+        }),
+    };
     Ok(Moe {
         map_row,
         gate: loader.matrix_f32(&format!("{block}.gate"), moe.n, hidden)?,
         router: Router::Softmax(SoftmaxRouter { top_k: moe.top_k, normalise: moe.normalise }),
-        shared: None,
+        shared,
     })
 }

@@ -30,6 +30,7 @@ fn load(loader: &mut Loader) -> Result<Model> {
         width: config.count("intermediate_size", MAX_DIM)?,
         normalise: config.flag_or("norm_topk_prob", false)?,
         sparse: vec![true; config.count("num_hidden_layers", MAX_LAYERS)?],
+        shared_width: None,
     };
-    gqa_decoder::load(loader, &attention, &experts)
+    gqa_decoder::load(loader, &attention, Some(&experts))
 }

@@ -29,6 +29,7 @@ fn load(loader: &mut Loader) -> Result<Model> {
         width: config.count("moe_intermediate_size", MAX_DIM)?,
         normalise: config.flag_or("norm_topk_prob", false)?,
         sparse: qwen_sparse_layers(config)?,
+        shared_width: None,
     };
-    gqa_decoder::load(loader, &attention, &experts)
+    gqa_decoder::load(loader, &attention, Some(&experts))
 }
