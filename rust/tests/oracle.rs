@@ -15,9 +15,11 @@ use serde_json::{Value, json};
 const MODELS: &[&str] = &[
     "glm4_moe",
     "glm4_moe_lite",
+    "llama",
     "mixtral",
     "olmoe",
     "qwen2_moe",
+    "qwen3",
     "qwen3_moe",
     "qwen3_moe_f32",
     "qwen3_moe_mixed",
@@ -177,6 +179,8 @@ fn load_with(name: &str, key: &str, value: Value) -> (Result<Runner, Error>, usi
 #[test]
 fn what_is_not_implemented_is_refused_by_name_before_anything_is_read() {
     for (name, key, value) in [
+        ("llama", "mlp_bias", json!(true)),
+        ("llama", "rope_scaling", json!({"rope_type": "llama3", "factor": 8.0})),
         ("mixtral", "sliding_window", json!(255)),
         ("olmoe", "clip_qkv", json!(8.0)),
         ("qwen2_moe", "layer_types", json!(["sliding_attention", "full_attention"])),

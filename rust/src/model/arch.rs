@@ -5,9 +5,11 @@ mod glm4_moe_lite;
 mod glm_ffn;
 mod gqa_config;
 mod gqa_decoder;
+mod llama;
 mod mixtral;
 mod olmoe;
 mod qwen2_moe;
+mod qwen3;
 mod qwen3_moe;
 
 use super::{Loader, Model};
@@ -25,9 +27,11 @@ pub struct Family {
 pub const FAMILIES: &[Family] = &[
     glm4_moe::FAMILY,
     glm4_moe_lite::FAMILY,
+    llama::FAMILY,
     mixtral::FAMILY,
     olmoe::FAMILY,
     qwen2_moe::FAMILY,
+    qwen3::FAMILY,
     qwen3_moe::FAMILY,
 ];
 
