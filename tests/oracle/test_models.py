@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 import colibri
+from colibri.cli import main
+from colibri.models import read_model
 
 ORACLE = Path(__file__).parents[1] / "data" / "oracle"
 LOGITS = 5e-4
@@ -78,6 +80,26 @@ def test_routing_equals_the_reference(oracle: Any) -> None:
         weights = np.take_along_axis(weights, order, axis=2).transpose(1, 0, 2)
         assert (experts == arrays[f"p{i}_experts"]).all()
         assert np.abs(weights - arrays[f"p{i}_expert_weights"]).max() <= WEIGHTS
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_configuration_tells_the_layers_with_experts(name: str) -> None:
+    folder = ORACLE / name
+    reference = json.loads((folder / "reference.json").read_text(encoding="utf-8"))
+    layers = read_model(folder).map_layers or ()
+    assert [n for n in layers if n < reference["num_layers"]] == reference["moe_layers"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_info_says_what_the_reference_has(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    reference = json.loads((ORACLE / name / "reference.json").read_text(encoding="utf-8"))
+    assert main(["info", str(ORACLE / name)]) == 0
+    told = capsys.readouterr().out
+    assert f"family: {reference['arch']}" in told
+    assert "supported: yes" in told
+    sparse = len(reference["moe_layers"])
+    experts = f"in each of {sparse} sparse layers" if sparse else "none, every layer is dense"
+    assert experts in told
 
 
 def test_incremental_logits_equal_whole_ones_bit_for_bit(oracle: Any) -> None:
