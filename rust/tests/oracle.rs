@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use colibri::cpu::Isa;
 use colibri::error::Error;
-use colibri::model::{Logits, Row};
+use colibri::model::arch::FAMILIES;
+use colibri::model::{Logits, Row, summary};
 use colibri::runner::{Runner, RunnerOptions};
 use colibri::sample::{Sampling, sample};
 use serde_json::{Value, json};
@@ -73,6 +74,16 @@ fn generate(runner: &mut Runner, prompt: &[u32], n: usize, chunk: usize) -> (Vec
 
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
+}
+
+#[test]
+fn every_family_has_a_model_here_and_a_place_in_the_readme() {
+    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    let readme = std::fs::read_to_string(readme).expect("a README");
+    for family in FAMILIES {
+        assert!(MODELS.contains(&family.name), "{}", family.name);
+        assert!(readme.contains(&format!("`{}`", family.name)), "{}", family.name);
+    }
 }
 
 #[test]
@@ -156,8 +167,8 @@ fn bits_do_not_depend_on_the_expert_budget() {
     assert!(hits < selections);
 }
 
-/// Loads a fixture with another value of one key of its config.json, and counts the parts read.
-fn load_with(name: &str, key: &str, value: Value) -> (Result<Runner, Error>, usize) {
+/// A fixture with another value of one key of its config.json.
+fn with(name: &str, key: &str, value: Value) -> tempfile::TempDir {
     let dir = tempfile::tempdir().expect("a folder");
     for entry in std::fs::read_dir(fixture(name)).expect("the fixture") {
         let path = entry.expect("an entry").path();
@@ -170,9 +181,14 @@ fn load_with(name: &str, key: &str, value: Value) -> (Result<Runner, Error>, usi
     json[key] = value;
     std::fs::remove_file(&config).expect("the link goes");
     std::fs::write(&config, json.to_string()).expect("a file");
+    dir
+}
+
+/// Loads a model for a context of 256 tokens and counts the matrices that are read.
+fn load_counting(dir: &Path) -> (Result<Runner, Error>, usize) {
     let mut reads = 0;
     let options = RunnerOptions { ctx: Some(256), ..RunnerOptions::default() };
-    let runner = Runner::load(dir.path(), &options, &mut |_, _| reads += 1);
+    let runner = Runner::load(dir, &options, &mut |_, _| reads += 1);
     (runner, reads)
 }
 
@@ -190,12 +206,18 @@ fn what_is_not_implemented_is_refused_by_name_before_anything_is_read() {
         ("qwen3_moe", "rope_scaling", json!({"rope_type": "yarn", "factor": 4.0})),
         ("qwen3_moe", "scoring_func", json!("sigmoid")),
     ] {
-        let (runner, reads) = load_with(name, key, value);
+        let dir = with(name, key, value);
+        let (runner, reads) = load_counting(dir.path());
         let error = runner.err().unwrap_or_else(|| panic!("{name} with another {key} loads"));
         assert!(matches!(error, Error::Unsupported { .. }), "{error}");
         let known = error.to_string().replace("rope type", "rope_scaling");
         assert!(known.contains(key), "{key}: {error}");
         assert_eq!(reads, 0, "{name} {key}");
+        let told = summary(dir.path()).expect("a summary");
+        // A window is in the way of a long context only.
+        let expected = if key == "sliding_window" { Value::Null } else { error.to_string().into() };
+        assert_eq!(told["reason"], expected, "{name} {key}");
+        assert_eq!(told["supported"], expected.is_null(), "{name} {key}");
     }
 }
 
@@ -207,7 +229,8 @@ fn keys_that_ask_for_nothing_new_are_accepted() {
         ("qwen3_moe", "sliding_window", json!(16)),
         ("qwen3_moe", "layer_types", json!(["full_attention"])),
     ] {
-        let (runner, reads) = load_with(name, key, value);
+        let dir = with(name, key, value);
+        let (runner, reads) = load_counting(dir.path());
         runner.unwrap_or_else(|error| panic!("{name} with another {key}: {error}"));
         assert!(reads > 0);
     }

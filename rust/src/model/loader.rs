@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::Model;
+use super::arch::Family;
 use super::attention::{Attention, Linear};
 use super::decoder::{Decoder, Layer};
 use super::ffn::{Ffn, SwiGlu};
@@ -46,6 +47,8 @@ pub struct Loader<'a> {
     /// Positions that rotation tables are needed for, at most.
     pub max_ctx: usize,
     progress: &'a mut dyn FnMut(u64, u64),
+    /// Whether to stop at the first tensor.
+    config_only: bool,
     done_bytes: u64,
     dense_bytes: u64,
     /// Matrices (without `.weight`) and vectors that the family asked for.
@@ -80,14 +83,34 @@ impl<'a> Loader<'a> {
             catalog,
             max_ctx,
             progress,
+            config_only: false,
             done_bytes: 0,
             dense_bytes,
             used: HashSet::new(),
         }
     }
 
+    /// What `family` refuses from the configuration alone, for a context as short as it may be.
+    ///
+    /// # Errors
+    /// Those that loading would give before it reads a tensor.
+    pub fn check(config: &Config, catalog: &Arc<Catalog>, family: &Family) -> Result<()> {
+        let mut ignore = |_, _| {};
+        let mut loader = Loader::new(config, catalog, 1, &mut ignore);
+        loader.config_only = true;
+        match (family.load)(&mut loader) {
+            Ok(_) | Err(Error::Interrupted) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn before_tensor(&self) -> Result<()> {
+        if self.config_only { Err(Error::Interrupted) } else { Ok(()) }
+    }
+
     /// The matrix `name` (without `.weight`).
     pub fn matrix(&mut self, name: &str, n_out: usize, n_in: usize) -> Result<Matrix> {
+        self.before_tensor()?;
         let source = MatrixSource::find(self.catalog, name, n_out, n_in)?;
         self.used.insert(name.to_owned());
         let matrix = source.load(self.catalog)?;
@@ -111,6 +134,7 @@ impl<'a> Loader<'a> {
     /// Parameters that steer choices or scale whole rows must be numbers: a NaN in a router's bias,
     /// say, would change the choice of experts without a trace.
     fn finite(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        self.before_tensor()?;
         let values = self.catalog.read_f32(name, shape)?;
         self.used.insert(name.to_owned());
         if values.iter().all(|v| v.is_finite()) {
@@ -164,6 +188,7 @@ impl<'a> Loader<'a> {
         width: usize,
         hidden: usize,
     ) -> Result<Vec<ExpertSource>> {
+        self.before_tensor()?;
         let &PartNames { gate, up, down } = names;
         let has = |e: usize, part: &str| {
             let name = format!("{prefix}.{e}.{part}.weight");
