@@ -104,6 +104,7 @@ impl<'a> Loader<'a> {
         }
     }
 
+    /// Ends a check where the configuration has been accepted.
     fn before_tensor(&self) -> Result<()> {
         if self.config_only { Err(Error::Interrupted) } else { Ok(()) }
     }
