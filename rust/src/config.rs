@@ -11,6 +11,8 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use crate::store::read_json;
 
+const SEE_FAMILIES: &str = "see the list of supported families in the documentation";
+
 /// A model's configuration file.
 pub struct Config {
     path: PathBuf,
@@ -138,9 +140,71 @@ impl Config {
             Some(value) if value.as_str() == Some(expected) => Ok(()),
             Some(value) => Err(Error::Unsupported {
                 what: format!("{key} {value} (only {expected:?} is implemented)"),
-                hint: "see the list of supported families in the documentation".into(),
+                hint: SEE_FAMILIES.into(),
             }),
         }
+    }
+
+    /// Refuses the configuration if `key` is there with another value than null or false.
+    pub fn without(&self, key: &str) -> Result<()> {
+        match self.get(key) {
+            None | Some(Value::Bool(false)) => Ok(()),
+            Some(value) => Err(Error::Unsupported {
+                what: format!("{key} {value}"),
+                hint: SEE_FAMILIES.into(),
+            }),
+        }
+    }
+
+    /// The layer numbers that the list `key` holds; none where it is absent.
+    pub fn indices(&self, key: &str) -> Result<Vec<usize>> {
+        let Some(value) = self.get(key) else { return Ok(Vec::new()) };
+        let list = value.as_array().and_then(|list| {
+            list.iter().map(|i| i.as_u64().and_then(|i| usize::try_from(i).ok())).collect()
+        });
+        list.ok_or_else(|| {
+            self.refuse(format!("{key} is {value}; a list of layer numbers is expected"))
+        })
+    }
+
+    /// Experts of a sparse layer, under any of the names that families have for it.
+    pub fn n_experts(&self, max: usize) -> Result<Option<usize>> {
+        for key in ["n_routed_experts", "num_experts", "num_local_experts"] {
+            if let Some(n) = self.opt_count(key, max)? {
+                return Ok(Some(n));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Refuses attention that does not reach every earlier position within `ctx` tokens: a sliding
+    /// window, or layers of another kind.
+    pub fn full_attention(&self, ctx: usize) -> Result<()> {
+        let window = if self.flag_or("use_sliding_window", true)? {
+            self.count_or("sliding_window", 0, usize::MAX >> 1)?
+        } else {
+            0
+        };
+        if (1..ctx).contains(&window) {
+            return Err(Error::Unsupported {
+                what: format!("sliding_window {window} in a context of {ctx} tokens"),
+                hint: format!("--ctx {window} or less keeps the context within the window"),
+            });
+        }
+        if window == 0 && self.flag_or("use_sliding_window", false)? {
+            return Err(self.refuse("use_sliding_window is true without a sliding_window"));
+        }
+        let Some(kinds) = self.get("layer_types") else { return Ok(()) };
+        let full = |kind: &Value| {
+            kind == "full_attention" || (kind == "sliding_attention" && window >= ctx)
+        };
+        if kinds.as_array().is_some_and(|kinds| kinds.iter().all(full)) {
+            return Ok(());
+        }
+        Err(Error::Unsupported {
+            what: format!("layer_types {kinds} (only \"full_attention\" is implemented)"),
+            hint: SEE_FAMILIES.into(),
+        })
     }
 
     /// Rotary embedding in either spelling: `rope_parameters`, or `rope_theta` with `rope_scaling`.
@@ -242,6 +306,53 @@ mod tests {
         assert_eq!(c.count("g", 7).expect("in range"), 7);
         assert!(c.count("g", 6).is_err());
         assert_eq!(c.opt_count("f", 5).expect("null is absent"), None);
+    }
+
+    #[test]
+    fn experts_are_counted_under_any_name() {
+        for key in ["n_routed_experts", "num_experts", "num_local_experts"] {
+            let c = config(&format!(r#"{{"{key}": 8}}"#));
+            assert_eq!(c.n_experts(8).expect("in range"), Some(8));
+            assert!(c.n_experts(7).expect_err("too many").to_string().contains(key));
+        }
+        assert_eq!(config("{}").n_experts(8).expect("none"), None);
+    }
+
+    #[test]
+    fn a_list_of_layers_is_nothing_else() {
+        let indices = |list: &str| config(&format!(r#"{{"x": {list}}}"#)).indices("x");
+        assert_eq!(indices("[3, 0]").expect("a list"), [3, 0]);
+        assert!(indices("null").expect("absent").is_empty());
+        for wrong in ["[-1]", "[0.5]", "[\"1\"]", "1", "{}"] {
+            assert!(indices(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn attention_that_does_not_see_the_whole_context_is_refused_by_name() {
+        let check = |json: &str| config(json).full_attention(4096);
+        for fine in [
+            "{}",
+            r#"{"sliding_window": null}"#,
+            r#"{"sliding_window": 4096, "layer_types": ["sliding_attention"]}"#,
+            r#"{"sliding_window": 32, "use_sliding_window": false}"#,
+            r#"{"layer_types": ["full_attention", "full_attention"]}"#,
+        ] {
+            assert!(check(fine).is_ok(), "{fine}");
+        }
+        for (wrong, name) in [
+            (r#"{"sliding_window": 4095}"#, "sliding_window 4095"),
+            (r#"{"sliding_window": 1, "use_sliding_window": true}"#, "sliding_window 1"),
+            (r#"{"sliding_window": -1}"#, "sliding_window"),
+            (r#"{"use_sliding_window": true}"#, "use_sliding_window"),
+            (r#"{"use_sliding_window": "no"}"#, "use_sliding_window"),
+            (r#"{"layer_types": ["full_attention", "linear_attention"]}"#, "layer_types"),
+            (r#"{"layer_types": ["sliding_attention"]}"#, "layer_types"),
+            (r#"{"layer_types": "full_attention"}"#, "layer_types"),
+        ] {
+            let error = check(wrong).expect_err("refused").to_string();
+            assert!(error.contains(name), "{wrong}: {error}");
+        }
     }
 
     #[test]

@@ -5,10 +5,26 @@
 use std::path::{Path, PathBuf};
 
 use colibri::cpu::Isa;
-use colibri::model::{Logits, Row};
+use colibri::error::Error;
+use colibri::model::arch::FAMILIES;
+use colibri::model::{Logits, Row, summary};
 use colibri::runner::{Runner, RunnerOptions};
 use colibri::sample::{Sampling, sample};
-use serde_json::Value;
+use serde_json::{Value, json};
+
+/// Every model with a reference in `tests/data/oracle`.
+const MODELS: &[&str] = &[
+    "glm4_moe",
+    "glm4_moe_lite",
+    "llama",
+    "mixtral",
+    "olmoe",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "qwen3_moe_f32",
+    "qwen3_moe_mixed",
+];
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/oracle").join(name)
@@ -61,8 +77,18 @@ fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 #[test]
+fn every_family_has_a_model_here_and_a_place_in_the_readme() {
+    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    let readme = std::fs::read_to_string(readme).expect("a README");
+    for family in FAMILIES {
+        assert!(MODELS.contains(&family.name), "{}", family.name);
+        assert!(readme.contains(&format!("`{}`", family.name)), "{}", family.name);
+    }
+}
+
+#[test]
 fn greedy_continuations_equal_the_reference() {
-    for name in ["glm4_moe", "glm4_moe_lite"] {
+    for &name in MODELS {
         let mut runner = load(name, &RunnerOptions::default());
         for (prompt, expected) in prompts(name) {
             let (tokens, _) = generate(&mut runner, &prompt, expected.len(), 64);
@@ -73,7 +99,7 @@ fn greedy_continuations_equal_the_reference() {
 
 #[test]
 fn bits_depend_on_neither_chunks_nor_threads_nor_instruction_set() {
-    for name in ["glm4_moe", "glm4_moe_lite"] {
+    for &name in MODELS {
         let (prompt, _) = prompts(name).swap_remove(1);
         let (_, expected) = generate(&mut load(name, &RunnerOptions::default()), &prompt, 24, 64);
         for isa in Isa::available() {
@@ -92,7 +118,7 @@ fn bits_depend_on_neither_chunks_nor_threads_nor_instruction_set() {
 
 #[test]
 fn bits_do_not_depend_on_other_rows_of_the_batch() {
-    for name in ["glm4_moe", "glm4_moe_lite"] {
+    for &name in MODELS {
         let options = RunnerOptions { slots: 3, ..RunnerOptions::default() };
         let mut alone = load(name, &options);
         let mut together = load(name, &options);
@@ -139,4 +165,73 @@ fn bits_do_not_depend_on_the_expert_budget() {
     assert!(tight.experts.bytes_read() > whole.experts.bytes_read(), "experts were read again");
     let (selections, hits) = tight.experts.heat().totals();
     assert!(hits < selections);
+}
+
+/// A fixture with another value of one key of its config.json.
+fn with(name: &str, key: &str, value: Value) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().expect("a folder");
+    for entry in std::fs::read_dir(fixture(name)).expect("the fixture") {
+        let path = entry.expect("an entry").path();
+        let file = dir.path().join(path.file_name().expect("a name"));
+        std::os::unix::fs::symlink(path, file).expect("a link");
+    }
+    let config = dir.path().join("config.json");
+    let mut json: Value =
+        serde_json::from_slice(&std::fs::read(&config).expect("a file")).expect("JSON");
+    json[key] = value;
+    std::fs::remove_file(&config).expect("the link goes");
+    std::fs::write(&config, json.to_string()).expect("a file");
+    dir
+}
+
+/// Loads a model for a context of 256 tokens and counts the matrices that are read.
+fn load_counting(dir: &Path) -> (Result<Runner, Error>, usize) {
+    let mut reads = 0;
+    let options = RunnerOptions { ctx: Some(256), ..RunnerOptions::default() };
+    let runner = Runner::load(dir, &options, &mut |_, _| reads += 1);
+    (runner, reads)
+}
+
+#[test]
+fn what_is_not_implemented_is_refused_by_name_before_anything_is_read() {
+    for (name, key, value) in [
+        ("llama", "mlp_bias", json!(true)),
+        ("llama", "rope_scaling", json!({"rope_type": "llama3", "factor": 8.0})),
+        ("mixtral", "sliding_window", json!(255)),
+        ("olmoe", "clip_qkv", json!(8.0)),
+        ("qwen2_moe", "layer_types", json!(["sliding_attention", "full_attention"])),
+        ("qwen3_moe", "hidden_act", json!("gelu")),
+        ("qwen3_moe", "layer_types", json!(["linear_attention"])),
+        ("qwen3_moe", "partial_rotary_factor", json!(0.5)),
+        ("qwen3_moe", "rope_scaling", json!({"rope_type": "yarn", "factor": 4.0})),
+        ("qwen3_moe", "scoring_func", json!("sigmoid")),
+    ] {
+        let dir = with(name, key, value);
+        let (runner, reads) = load_counting(dir.path());
+        let error = runner.err().unwrap_or_else(|| panic!("{name} with another {key} loads"));
+        assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+        let known = error.to_string().replace("rope type", "rope_scaling");
+        assert!(known.contains(key), "{key}: {error}");
+        assert_eq!(reads, 0, "{name} {key}");
+        let told = summary(dir.path()).expect("a summary");
+        // A window is in the way of a long context only.
+        let expected = if key == "sliding_window" { Value::Null } else { error.to_string().into() };
+        assert_eq!(told["reason"], expected, "{name} {key}");
+        assert_eq!(told["supported"], expected.is_null(), "{name} {key}");
+    }
+}
+
+#[test]
+fn keys_that_ask_for_nothing_new_are_accepted() {
+    for (name, key, value) in [
+        ("mixtral", "sliding_window", json!(256)),
+        ("qwen3_moe", "partial_rotary_factor", json!(1.0)),
+        ("qwen3_moe", "sliding_window", json!(16)),
+        ("qwen3_moe", "layer_types", json!(["full_attention"])),
+    ] {
+        let dir = with(name, key, value);
+        let (runner, reads) = load_counting(dir.path());
+        runner.unwrap_or_else(|error| panic!("{name} with another {key}: {error}"));
+        assert!(reads > 0);
+    }
 }

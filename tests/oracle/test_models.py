@@ -14,21 +14,44 @@ import numpy as np
 import pytest
 
 import colibri
+from colibri.cli import main
+from colibri.models import read_model
 
 ORACLE = Path(__file__).parents[1] / "data" / "oracle"
 LOGITS = 5e-4
 WEIGHTS = 1e-4
 
 
-@pytest.fixture(params=["glm4_moe", "glm4_moe_lite"])
+MODELS = [
+    "glm4_moe",
+    "glm4_moe_lite",
+    "llama",
+    "mixtral",
+    "olmoe",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "qwen3_moe_f32",
+    "qwen3_moe_mixed",
+]
+
+
+@pytest.fixture(params=MODELS)
 def oracle(request: pytest.FixtureRequest) -> tuple[colibri.Model, dict[str, Any], Any]:
     folder = ORACLE / request.param
     reference = json.loads((folder / "reference.json").read_text(encoding="utf-8"))
+    reference["folder"] = folder
     return colibri.Model(folder), reference, np.load(folder / "reference.npz")
 
 
 def sequences(reference: dict[str, Any]) -> list[list[int]]:
     return [prompt["ids"] + prompt["greedy"] for prompt in reference["prompts"]]
+
+
+def end_tokens(folder: Path) -> list[int]:
+    config = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
+    ids: int | list[int] = config["eos_token_id"]
+    return ids if isinstance(ids, list) else [ids]
 
 
 def test_logits_are_within_float32_tolerance(oracle: Any) -> None:
@@ -45,6 +68,10 @@ def test_logits_are_within_float32_tolerance(oracle: Any) -> None:
 
 def test_routing_equals_the_reference(oracle: Any) -> None:
     model, reference, arrays = oracle
+    if not reference["moe_layers"]:
+        experts, weights = model.routing(reference["prompts"][0]["ids"])
+        assert experts.size == weights.size == 0
+        return
     for i, ids in enumerate(sequences(reference)):
         experts, weights = model.routing(ids)
         assert experts.shape == (len(ids), len(reference["moe_layers"]), weights.shape[2])
@@ -53,6 +80,26 @@ def test_routing_equals_the_reference(oracle: Any) -> None:
         weights = np.take_along_axis(weights, order, axis=2).transpose(1, 0, 2)
         assert (experts == arrays[f"p{i}_experts"]).all()
         assert np.abs(weights - arrays[f"p{i}_expert_weights"]).max() <= WEIGHTS
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_configuration_tells_the_layers_with_experts(name: str) -> None:
+    folder = ORACLE / name
+    reference = json.loads((folder / "reference.json").read_text(encoding="utf-8"))
+    layers = read_model(folder).map_layers or ()
+    assert [n for n in layers if n < reference["num_layers"]] == reference["moe_layers"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_info_says_what_the_reference_has(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    reference = json.loads((ORACLE / name / "reference.json").read_text(encoding="utf-8"))
+    assert main(["info", str(ORACLE / name)]) == 0
+    told = capsys.readouterr().out
+    assert f"family: {reference['arch']}" in told
+    assert "supported: yes" in told
+    sparse = len(reference["moe_layers"])
+    experts = f"in each of {sparse} sparse layers" if sparse else "none, every layer is dense"
+    assert experts in told
 
 
 def test_incremental_logits_equal_whole_ones_bit_for_bit(oracle: Any) -> None:
@@ -67,8 +114,7 @@ def test_incremental_logits_equal_whole_ones_bit_for_bit(oracle: Any) -> None:
         assert token.logprob == pytest.approx(logprob, abs=1e-6)
     # Up to its end token the reference goes the same way.
     assert ids == prompt["greedy"][: len(ids)]
-    eos = {494, 501, 503}
-    assert len(ids) == 20 or prompt["greedy"][len(ids)] in eos
+    assert len(ids) == 20 or prompt["greedy"][len(ids)] in end_tokens(reference["folder"])
 
 
 def test_the_tokenizer_equals_the_reference(oracle: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from colibri import _core
 
-FOLDER = Path(__file__).parents[1] / "data" / "tokenizers" / "mixtral"
+FOLDER = Path(__file__).parents[1] / "data" / "oracle" / "mixtral"
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,8 @@ def tokenizer():
 
 
 def test_encodes_and_decodes_as_the_reference_does(tokenizer):
-    for case in json.loads((FOLDER / "tokenizer_cases.json").read_text(encoding="utf-8")):
+    reference = json.loads((FOLDER / "reference.json").read_text(encoding="utf-8"))
+    for case in reference["tokenizer_cases"]:
         assert tokenizer.encode(case["text"]) == case["ids"]
         assert tokenizer.decode(case["ids"]) == case["decoded"]
     assert tokenizer.vocab_size > 256

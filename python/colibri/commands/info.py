@@ -30,7 +30,10 @@ def _told(described: dict[str, Any], model: ModelInfo) -> dict[str, Any]:
     """Returns what is printed: without the path, with sums people look for."""
     told = {key: value for key, value in described.items() if key != "path"}
     layers, experts = told.get("layers"), told.get("experts")
-    if experts and isinstance(layers, int) and model.map_layers is not None:
+    if not experts and not told["routed_experts"]["bytes"]:
+        told["experts"] = "none, every layer is dense"
+        del told["experts_per_token"], told["routed_experts"]
+    elif experts and isinstance(layers, int) and model.map_layers is not None:
         sparse = sum(layer < layers for layer in model.map_layers)
         told["experts"] = f"{experts:,} in each of {sparse} sparse layers"
     parts = [part["bytes"] for part in told.values() if isinstance(part, dict) and "bytes" in part]

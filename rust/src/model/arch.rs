@@ -3,6 +3,14 @@
 mod glm4_moe;
 mod glm4_moe_lite;
 mod glm_ffn;
+mod gqa_config;
+mod gqa_decoder;
+mod llama;
+mod mixtral;
+mod olmoe;
+mod qwen2_moe;
+mod qwen3;
+mod qwen3_moe;
 
 use super::{Loader, Model};
 use crate::error::{Error, Result};
@@ -16,7 +24,16 @@ pub struct Family {
 }
 
 /// Every family this version runs.
-pub const FAMILIES: &[Family] = &[glm4_moe::FAMILY, glm4_moe_lite::FAMILY];
+pub const FAMILIES: &[Family] = &[
+    glm4_moe::FAMILY,
+    glm4_moe_lite::FAMILY,
+    llama::FAMILY,
+    mixtral::FAMILY,
+    olmoe::FAMILY,
+    qwen2_moe::FAMILY,
+    qwen3::FAMILY,
+    qwen3_moe::FAMILY,
+];
 
 /// The family called `model_type`.
 ///

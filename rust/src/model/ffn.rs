@@ -1,10 +1,10 @@
 //! Feed-forward blocks: one `SwiGLU`, or a router over many with a shared one beside them.
 
-use super::router::SigmoidRouter;
+use super::router::Router;
 use super::{Step, check_finite};
 use crate::error::Result;
 use crate::experts::Routed;
-use crate::kernels::Kernels;
+use crate::kernels::{Kernels, math};
 use crate::matrix::Matrix;
 use crate::threads::Team;
 
@@ -35,9 +35,32 @@ pub struct Moe {
     /// Router weights `[experts, hidden]`, f32.
     pub gate: Matrix,
     /// How experts are chosen.
-    pub router: SigmoidRouter,
+    pub router: Router,
     /// The expert every row takes.
-    pub shared: Option<SwiGlu>,
+    pub shared: Option<Shared>,
+}
+
+/// The expert that every row takes.
+pub struct Shared {
+    /// Its weights.
+    pub mlp: SwiGlu,
+    /// `[1, hidden]`, f32: a row takes the sigmoid of this product of it; none for all of it.
+    pub gate: Option<Matrix>,
+}
+
+impl Shared {
+    /// Adds its output for `x` to `y`, both `[rows][hidden]`.
+    fn add(&self, kernels: &Kernels, team: &Team, x: &[f32], y: &mut [f32]) {
+        let hidden = self.mlp.down.n_out;
+        let shares = self.gate.as_ref().map(|gate| kernels.matmul(team, gate, x));
+        let out = self.mlp.forward(kernels, team, x);
+        for (row, (y, s)) in y.chunks_exact_mut(hidden).zip(out.chunks_exact(hidden)).enumerate() {
+            let share = shares.as_ref().map_or(1.0, |shares| math::sigmoid(shares[row]));
+            for (y, s) in y.iter_mut().zip(s) {
+                *y = share.mul_add(*s, *y);
+            }
+        }
+    }
 }
 
 impl Moe {
@@ -55,15 +78,14 @@ impl Moe {
         let mut y =
             step.experts.run(self.map_row, x, &routed, step.kernels, step.team, step.phases)?;
         if let Some(shared) = &self.shared {
-            for (y, s) in y.iter_mut().zip(shared.forward(step.kernels, step.team, x)) {
-                *y += s;
-            }
+            shared.add(step.kernels, step.team, x, &mut y);
         }
         Ok(y)
     }
 }
 
 /// A layer's feed-forward block.
+#[allow(clippy::large_enum_variant, reason = "there is one a layer")]
 pub enum Ffn {
     /// The same weights for every row.
     Dense(SwiGlu),

@@ -22,7 +22,7 @@ pub struct Gqa {
     pub v_proj: Linear,
     /// `[hidden, n_heads * head_dim]`
     pub o_proj: Linear,
-    /// Per-head norms of queries and keys `[head_dim]`, before the rotation.
+    /// Norms of queries and keys, before the rotation.
     pub qk_norm: Option<QkNorm>,
     /// Components of a head that are rotated, from its first.
     pub rotary_dim: usize,
@@ -30,11 +30,12 @@ pub struct Gqa {
     pub rope: std::sync::Arc<Rope>,
 }
 
-/// Norms of queries and keys.
+/// Norms of queries and keys: of each head by itself, or of all heads of a row together, as long as
+/// the weights are.
 pub struct QkNorm {
-    /// `[head_dim]`
+    /// `[head_dim]` or `[n_heads * head_dim]`
     pub q: Vec<f32>,
-    /// `[head_dim]`
+    /// `[head_dim]` or `[n_kv_heads * head_dim]`
     pub k: Vec<f32>,
     /// Added to the mean square.
     pub eps: f32,

@@ -4,9 +4,10 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::Model;
-use super::attention::Linear;
+use super::arch::Family;
+use super::attention::{Attention, Linear};
 use super::decoder::{Decoder, Layer};
-use super::ffn::SwiGlu;
+use super::ffn::{Ffn, SwiGlu};
 use crate::config::Config;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
@@ -23,6 +24,20 @@ pub const MAX_POSITIONS: usize = 1 << 24;
 /// Most experts of one layer accepted.
 pub const MAX_EXPERTS: usize = 1 << 16;
 
+/// What a family calls the three matrices of an expert.
+pub struct PartNames {
+    /// See [`crate::experts::Expert::gate`].
+    pub gate: &'static str,
+    /// See [`crate::experts::Expert::up`].
+    pub up: &'static str,
+    /// See [`crate::experts::Expert::down`].
+    pub down: &'static str,
+}
+
+/// The names most families use.
+pub const PROJECTIONS: PartNames =
+    PartNames { gate: "gate_proj", up: "up_proj", down: "down_proj" };
+
 /// Reads a model folder on behalf of a family.
 pub struct Loader<'a> {
     /// The configuration.
@@ -32,6 +47,8 @@ pub struct Loader<'a> {
     /// Positions that rotation tables are needed for, at most.
     pub max_ctx: usize,
     progress: &'a mut dyn FnMut(u64, u64),
+    /// Whether to stop at the first tensor.
+    config_only: bool,
     done_bytes: u64,
     dense_bytes: u64,
     /// Matrices (without `.weight`) and vectors that the family asked for.
@@ -66,14 +83,35 @@ impl<'a> Loader<'a> {
             catalog,
             max_ctx,
             progress,
+            config_only: false,
             done_bytes: 0,
             dense_bytes,
             used: HashSet::new(),
         }
     }
 
+    /// What `family` refuses from the configuration alone, for a context as short as it may be.
+    ///
+    /// # Errors
+    /// Those that loading would give before it reads a tensor.
+    pub fn check(config: &Config, catalog: &Arc<Catalog>, family: &Family) -> Result<()> {
+        let mut ignore = |_, _| {};
+        let mut loader = Loader::new(config, catalog, 1, &mut ignore);
+        loader.config_only = true;
+        match (family.load)(&mut loader) {
+            Ok(_) | Err(Error::Interrupted) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Ends a check where the configuration has been accepted.
+    fn before_tensor(&self) -> Result<()> {
+        if self.config_only { Err(Error::Interrupted) } else { Ok(()) }
+    }
+
     /// The matrix `name` (without `.weight`).
     pub fn matrix(&mut self, name: &str, n_out: usize, n_in: usize) -> Result<Matrix> {
+        self.before_tensor()?;
         let source = MatrixSource::find(self.catalog, name, n_out, n_in)?;
         self.used.insert(name.to_owned());
         let matrix = source.load(self.catalog)?;
@@ -97,6 +135,7 @@ impl<'a> Loader<'a> {
     /// Parameters that steer choices or scale whole rows must be numbers: a NaN in a router's bias,
     /// say, would change the choice of experts without a trace.
     fn finite(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        self.before_tensor()?;
         let values = self.catalog.read_f32(name, shape)?;
         self.used.insert(name.to_owned());
         if values.iter().all(|v| v.is_finite()) {
@@ -145,17 +184,20 @@ impl<'a> Loader<'a> {
     pub fn experts(
         &mut self,
         prefix: &str,
+        names: &PartNames,
         n: usize,
         width: usize,
         hidden: usize,
     ) -> Result<Vec<ExpertSource>> {
+        self.before_tensor()?;
+        let &PartNames { gate, up, down } = names;
         let has = |e: usize, part: &str| {
-            let name = format!("{prefix}.{e}.{part}_proj.weight");
+            let name = format!("{prefix}.{e}.{part}.weight");
             self.catalog.get(&name).is_some()
                 || self.catalog.get(&format!("{name}_packed")).is_some()
         };
         let gaps: Vec<String> = (0..n)
-            .filter(|&e| !["gate", "up", "down"].iter().all(|part| has(e, part)))
+            .filter(|&e| ![gate, up, down].iter().all(|part| has(e, part)))
             .map(|e| e.to_string())
             .collect();
         if !gaps.is_empty() {
@@ -165,27 +207,38 @@ impl<'a> Loader<'a> {
             ));
         }
         for e in 0..n {
-            for part in ["gate", "up", "down"] {
-                self.used.insert(format!("{prefix}.{e}.{part}_proj"));
+            for part in [gate, up, down] {
+                self.used.insert(format!("{prefix}.{e}.{part}"));
             }
         }
         (0..n)
             .map(|e| {
                 let find = |part: &str, n_out, n_in| {
-                    MatrixSource::find(
-                        self.catalog,
-                        &format!("{prefix}.{e}.{part}_proj"),
-                        n_out,
-                        n_in,
-                    )
+                    MatrixSource::find(self.catalog, &format!("{prefix}.{e}.{part}"), n_out, n_in)
                 };
                 Ok(ExpertSource {
-                    gate: find("gate", width, hidden)?,
-                    up: find("up", width, hidden)?,
-                    down: find("down", hidden, width)?,
+                    gate: find(gate, width, hidden)?,
+                    up: find(up, width, hidden)?,
+                    down: find(down, hidden, width)?,
                 })
             })
             .collect()
+    }
+
+    /// The block `prefix` around its two halves.
+    pub fn block(
+        &mut self,
+        prefix: &str,
+        hidden: usize,
+        attention: Attention,
+        ffn: Ffn,
+    ) -> Result<Layer> {
+        Ok(Layer {
+            input_norm: self.vector(&format!("{prefix}.input_layernorm.weight"), hidden)?,
+            attention,
+            post_norm: self.vector(&format!("{prefix}.post_attention_layernorm.weight"), hidden)?,
+            ffn,
+        })
     }
 
     /// Adds what all families have: embedding, final norm, head and limits.

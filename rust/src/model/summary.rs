@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 
 use super::arch;
-use super::loader::is_routed_expert;
+use super::loader::{Loader, is_routed_expert};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::store::{Catalog, Tensor};
@@ -14,19 +15,21 @@ use crate::store::{Catalog, Tensor};
 /// Family, sizes, formats and context of the model folder `dir`, as a JSON object.
 ///
 /// # Errors
-/// As loading would, for a folder whose files are missing or damaged; an unknown family is
-/// reported in the object, since the rest can still be told.
+/// As loading would, for a folder whose files are missing or damaged; an unknown family and what a
+/// family refuses are reported in the object, since the rest can still be told.
 pub fn summary(dir: &Path) -> Result<Value> {
     let config = Config::open(dir)?;
     let model_type = config.model_type()?;
-    let unsupported = arch::find(model_type).err().map(|e| e.to_string());
-    let catalog = Catalog::open(dir)?;
+    let catalog = Arc::new(Catalog::open(dir)?);
+    let checked =
+        arch::find(model_type).and_then(|family| Loader::check(&config, &catalog, family));
+    let unsupported = checked.err().map(|e| e.to_string());
     let (mut dense, mut experts) = (Part::default(), Part::default());
     for (name, tensor) in catalog.tensors() {
         let part = if is_routed_expert(name) { &mut experts } else { &mut dense };
         part.add(&catalog, name, tensor)?;
     }
-    let n_experts = config.opt_count("n_routed_experts", usize::MAX >> 1)?.unwrap_or(0);
+    let n_experts = config.n_experts(usize::MAX >> 1)?.unwrap_or(0);
     let top_k = config.opt_count("num_experts_per_tok", usize::MAX >> 1)?.unwrap_or(0);
     let active = dense.parameters
         + if n_experts > 0 { experts.parameters * top_k as u64 / n_experts as u64 } else { 0 };

@@ -16,10 +16,15 @@ fn render(source: &str, context: &Json) -> Result<String> {
 
 #[test]
 fn model_templates_render_as_the_reference_does() {
-    for name in ["glm4_moe", "glm4_moe_lite"] {
-        let template =
-            ChatTemplate::new(&data(&format!("oracle/{name}/chat_template.jinja")), None, None)
-                .unwrap();
+    for name in ["glm4_moe", "glm4_moe_lite", "mixtral", "olmoe", "qwen3_moe"] {
+        let tokens: Json =
+            serde_json::from_str(&data(&format!("oracle/{name}/tokenizer_config.json"))).unwrap();
+        let template = ChatTemplate::new(
+            &data(&format!("oracle/{name}/chat_template.jinja")),
+            tokens["bos_token"].as_str(),
+            tokens["eos_token"].as_str(),
+        )
+        .unwrap();
         let reference: Json =
             serde_json::from_str(&data(&format!("oracle/{name}/reference.json"))).unwrap();
         let cases = reference["chat_cases"].as_array().unwrap();

@@ -9,7 +9,6 @@ use super::Family;
 use super::glm_ffn::FfnConfig;
 use crate::error::Result;
 use crate::model::attention::Attention;
-use crate::model::decoder::Layer;
 use crate::model::loader::{Assembled, MAX_DIM};
 use crate::model::mla::{Mla, Query};
 use crate::model::rope::{Pairing, Rope};
@@ -57,18 +56,9 @@ fn load(loader: &mut Loader) -> Result<Model> {
     let mut layers = Vec::new();
     for i in 0..ffn.n_layers {
         let prefix = format!("model.layers.{i}");
-        layers.push(Layer {
-            input_norm: loader.vector(&format!("{prefix}.input_layernorm.weight"), dims.hidden)?,
-            attention: Attention::Mla(load_attention(
-                loader,
-                &format!("{prefix}.self_attn"),
-                &dims,
-                &rope,
-            )?),
-            post_norm: loader
-                .vector(&format!("{prefix}.post_attention_layernorm.weight"), dims.hidden)?,
-            ffn: ffn.load(loader, i, &mut experts)?,
-        });
+        let attention = load_attention(loader, &format!("{prefix}.self_attn"), &dims, &rope)?;
+        let ffn = ffn.load(loader, i, &mut experts)?;
+        layers.push(loader.block(&prefix, dims.hidden, Attention::Mla(attention), ffn)?);
     }
     loader.finish(Assembled {
         layers,

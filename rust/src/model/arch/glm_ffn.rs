@@ -5,9 +5,9 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::experts::ExpertSource;
 use crate::model::Loader;
-use crate::model::ffn::{Ffn, Moe};
-use crate::model::loader::{MAX_DIM, MAX_EXPERTS, MAX_LAYERS};
-use crate::model::router::SigmoidRouter;
+use crate::model::ffn::{Ffn, Moe, Shared};
+use crate::model::loader::{MAX_DIM, MAX_EXPERTS, MAX_LAYERS, PROJECTIONS};
+use crate::model::router::{Router, SigmoidRouter};
 
 /// Geometry of the feed-forward blocks.
 pub struct FfnConfig {
@@ -84,22 +84,26 @@ impl FfnConfig {
         let map_row = experts.len() / self.n_experts;
         experts.extend(loader.experts(
             &format!("{mlp}.experts"),
+            &PROJECTIONS,
             self.n_experts,
             self.expert_width,
             self.hidden,
         )?);
         let shared = match self.n_shared {
             0 => None,
-            n => Some(loader.swiglu(
-                &format!("{mlp}.shared_experts"),
-                n * self.expert_width,
-                self.hidden,
-            )?),
+            n => Some(Shared {
+                mlp: loader.swiglu(
+                    &format!("{mlp}.shared_experts"),
+                    n * self.expert_width,
+                    self.hidden,
+                )?,
+                gate: None,
+            }),
         };
         Ok(Ffn::Sparse(Moe {
             map_row,
             gate: loader.matrix_f32(&format!("{mlp}.gate"), self.n_experts, self.hidden)?,
-            router: SigmoidRouter {
+            router: Router::Sigmoid(SigmoidRouter {
                 bias: loader
                     .vector(&format!("{mlp}.gate.e_score_correction_bias"), self.n_experts)?,
                 top_k: self.top_k,
@@ -107,7 +111,7 @@ impl FfnConfig {
                 topk_group: self.topk_group,
                 normalise: self.normalise,
                 scale: self.scale,
-            },
+            }),
             shared,
         }))
     }

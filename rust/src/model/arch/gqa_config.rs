@@ -1,0 +1,122 @@
+//! Grouped-query attention as configurations describe it.
+
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::model::Loader;
+use crate::model::attention::Attention;
+use crate::model::gqa::{Gqa, QkNorm};
+use crate::model::loader::MAX_DIM;
+use crate::model::rope::{Pairing, Rope};
+
+/// What of it is a family's own.
+pub struct Form {
+    /// Biases on the projections to queries, keys and values.
+    pub qkv_bias: bool,
+    /// A bias on the projection back.
+    pub o_bias: bool,
+    /// Norms of queries and keys.
+    pub qk_norm: Option<NormOver>,
+    /// Share of each head that is rotated where the file does not say; none for families that
+    /// always rotate whole heads.
+    pub partial_rotary: Option<f64>,
+}
+
+/// What a norm of queries or keys is taken over.
+#[derive(Clone, Copy)]
+pub enum NormOver {
+    /// Each head by itself.
+    Head,
+    /// All heads of a row together.
+    Row,
+}
+
+/// Geometry of all layers' attention.
+pub struct GqaConfig {
+    form: Form,
+    hidden: usize,
+    n_heads: usize,
+    n_kv_heads: usize,
+    head_dim: usize,
+    eps: f32,
+    rotary_dim: usize,
+    rope: Arc<Rope>,
+}
+
+impl GqaConfig {
+    /// Reads and checks the configuration.
+    pub fn read(loader: &Loader, form: Form) -> Result<Self> {
+        let config = loader.config;
+        config.full_attention(loader.max_ctx)?;
+        let hidden = config.count("hidden_size", MAX_DIM)?;
+        let n_heads = config.count("num_attention_heads", MAX_DIM)?;
+        let n_kv_heads = config.opt_count("num_key_value_heads", n_heads)?.unwrap_or(n_heads);
+        let head_dim = match config.opt_count("head_dim", MAX_DIM)? {
+            Some(head_dim) => head_dim,
+            None if hidden.is_multiple_of(n_heads) => hidden / n_heads,
+            None => {
+                return Err(config.refuse(format!("hidden_size {hidden} for {n_heads} heads")));
+            }
+        };
+        let rope = config.rope()?;
+        let share = match (form.partial_rotary, rope.partial) {
+            (Some(default), share) => share.unwrap_or(default),
+            (None, None | Some(1.0)) => 1.0,
+            (None, Some(share)) => {
+                return Err(Error::Unsupported {
+                    what: format!("partial_rotary_factor {share} in this family"),
+                    hint: "check config.json".into(),
+                });
+            }
+        };
+        let rotary_dim = (head_dim as f64 * share) as usize;
+        if !n_heads.is_multiple_of(n_kv_heads) || !rotary_dim.is_multiple_of(2) {
+            return Err(config.refuse(format!(
+                "{n_heads} heads over {n_kv_heads} key heads with {rotary_dim} rotated components"
+            )));
+        }
+        Ok(Self {
+            form,
+            hidden,
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            eps: config.number_or("rms_norm_eps", None)? as f32,
+            rotary_dim,
+            rope: Arc::new(Rope::new(rotary_dim, rope.theta, loader.max_ctx, Pairing::Halves)),
+        })
+    }
+
+    /// Loads the attention `prefix` of one layer.
+    pub fn load(&self, loader: &mut Loader, prefix: &str) -> Result<Attention> {
+        let (q_width, kv_width) = (self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim);
+        let qk_norm = match self.form.qk_norm {
+            None => None,
+            Some(over) => {
+                let (q, k) = match over {
+                    NormOver::Head => (self.head_dim, self.head_dim),
+                    NormOver::Row => (q_width, kv_width),
+                };
+                Some(QkNorm {
+                    q: loader.vector(&format!("{prefix}.q_norm.weight"), q)?,
+                    k: loader.vector(&format!("{prefix}.k_norm.weight"), k)?,
+                    eps: self.eps,
+                })
+            }
+        };
+        let Form { qkv_bias, o_bias, .. } = self.form;
+        let hidden = self.hidden;
+        Ok(Attention::Gqa(Gqa {
+            n_heads: self.n_heads,
+            n_kv_heads: self.n_kv_heads,
+            head_dim: self.head_dim,
+            q_proj: loader.linear(&format!("{prefix}.q_proj"), q_width, hidden, qkv_bias)?,
+            k_proj: loader.linear(&format!("{prefix}.k_proj"), kv_width, hidden, qkv_bias)?,
+            v_proj: loader.linear(&format!("{prefix}.v_proj"), kv_width, hidden, qkv_bias)?,
+            o_proj: loader.linear(&format!("{prefix}.o_proj"), hidden, q_width, o_bias)?,
+            qk_norm,
+            rotary_dim: self.rotary_dim,
+            rope: Arc::clone(&self.rope),
+        }))
+    }
+}
