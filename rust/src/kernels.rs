@@ -100,6 +100,11 @@ impl Kernels {
         self.table.silu_mul(gate, up);
     }
 
+    /// `x = e^((x - max) / temperature)`.
+    pub fn softmax_weights(&self, x: &mut [f32], max: f32, temperature: f32) {
+        self.table.softmax_weights(x, max, temperature);
+    }
+
     /// Adds one key/value block to a query's attention; see [`generic::attend_block`].
     #[allow(clippy::too_many_arguments, reason = "mirrors the kernel")]
     pub fn attend_block(

@@ -165,6 +165,11 @@ impl Runner {
         Ok(logits)
     }
 
+    /// The kernels in use.
+    pub fn kernels(&self) -> &Kernels {
+        &self.kernels
+    }
+
     /// Instruction set level in use.
     pub fn isa(&self) -> Isa {
         self.kernels.isa()

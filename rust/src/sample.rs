@@ -6,7 +6,7 @@
 
 mod scores;
 
-use crate::kernels::{math, top_k};
+use crate::kernels::{Kernels, top_k};
 use scores::scores;
 
 /// How a request's tokens are drawn. The default asks for the model's own distribution.
@@ -54,14 +54,21 @@ impl Default for Sampling {
 ///
 /// # Panics
 /// If `logits` is empty.
-pub fn sample(logits: &[f32], sampling: &Sampling, prompt: &[u32], answer: &[u32]) -> u32 {
+pub fn sample(
+    kernels: &Kernels,
+    logits: &[f32],
+    sampling: &Sampling,
+    prompt: &[u32],
+    answer: &[u32],
+) -> u32 {
     let uniform = uniform(sampling.seed, prompt.len() + answer.len());
-    draw(&scores(logits, sampling, prompt, answer), sampling, uniform)
+    draw(kernels, &scores(logits, sampling, prompt, answer), sampling, uniform)
 }
 
 /// As [`sample`], for a given number in [0, 1); also the scores it was drawn from.
 #[cfg(feature = "python")]
 pub fn sample_with(
+    kernels: &Kernels,
     logits: &[f32],
     sampling: &Sampling,
     prompt: &[u32],
@@ -69,38 +76,83 @@ pub fn sample_with(
     uniform: f64,
 ) -> (u32, Vec<f32>) {
     let scores = scores(logits, sampling, prompt, answer).into_owned();
-    (draw(&scores, sampling, uniform), scores)
+    (draw(kernels, &scores, sampling, uniform), scores)
 }
 
 /// The token that a number in [0, 1) stands for.
-fn draw(scores: &[f32], sampling: &Sampling, uniform: f64) -> u32 {
+fn draw(kernels: &Kernels, scores: &[f32], sampling: &Sampling, uniform: f64) -> u32 {
     if sampling.temperature <= 0.0 {
         return top_k(scores, 1)[0] as u32;
     }
     let max = scores.iter().fold(f32::NEG_INFINITY, |a, &v| if v > a { v } else { a });
-    let weights: Vec<f32> =
-        scores.iter().map(|&v| math::exp((v - max) / sampling.temperature)).collect();
-    let k = if sampling.top_k == 0 { weights.len() } else { sampling.top_k };
-    let order = top_k(&weights, k);
-    let total: f64 = order.iter().map(|&i| f64::from(weights[i])).sum();
-    let wanted = total * f64::from(sampling.top_p);
-    // The most likely token has the weight 1.
-    let least = sampling.min_p;
-    let mut mass = 0.0;
-    let mut kept = 0;
-    while kept < order.len() && (kept == 0 || mass < wanted && weights[order[kept]] >= least) {
-        mass += f64::from(weights[order[kept]]);
-        kept += 1;
+    let mut weights = scores.to_vec();
+    kernels.softmax_weights(&mut weights, max, sampling.temperature);
+    let n = match sampling.top_k {
+        0 => weights.len(),
+        k => k.min(weights.len()),
+    };
+    let mut order = Descending::new(&weights);
+    let total: f64 = if n == weights.len() {
+        weights.iter().map(|&w| f64::from(w)).sum()
+    } else {
+        (0..n).map(|rank| f64::from(order.weight(rank))).sum()
+    };
+    let (mut mass, mut kept) = (total, n);
+    if sampling.top_p < 1.0 || sampling.min_p > 0.0 {
+        let wanted = total * f64::from(sampling.top_p);
+        // The most likely token has the weight 1.
+        (mass, kept) = (0.0, 0);
+        while kept < n && (kept == 0 || mass < wanted && order.weight(kept) >= sampling.min_p) {
+            mass += f64::from(order.weight(kept));
+            kept += 1;
+        }
     }
     let mut left = uniform * mass;
-    for &i in &order[..kept] {
-        left -= f64::from(weights[i]);
+    for rank in 0..kept {
+        left -= f64::from(order.weight(rank));
         if left < 0.0 {
-            return i as u32;
+            return order.token(rank);
         }
     }
     // Only rounding gets here: the draw is below the mass, which is this very sum.
-    order[kept - 1] as u32
+    order.token(kept - 1)
+}
+
+/// Tokens by descending weight, ties by the lower id, sorted as far as somebody asked: nearly
+/// every draw ends among the first few of a vocabulary of hundreds of thousands.
+struct Descending<'a> {
+    weights: &'a [f32],
+    order: Vec<u32>,
+    sorted: usize,
+}
+
+impl<'a> Descending<'a> {
+    /// Tokens sorted at first.
+    const FIRST: usize = 64;
+
+    fn new(weights: &'a [f32]) -> Self {
+        Self { weights, order: (0..weights.len() as u32).collect(), sorted: 0 }
+    }
+
+    fn token(&mut self, rank: usize) -> u32 {
+        while rank >= self.sorted {
+            let rest = &mut self.order[self.sorted..];
+            let more = rest.len().min((3 * self.sorted).max(Self::FIRST));
+            let before = |a: &u32, b: &u32| {
+                self.weights[*b as usize].total_cmp(&self.weights[*a as usize]).then(a.cmp(b))
+            };
+            if more < rest.len() {
+                rest.select_nth_unstable_by(more - 1, before);
+            }
+            rest[..more].sort_unstable_by(before);
+            self.sorted += more;
+        }
+        self.order[rank]
+    }
+
+    fn weight(&mut self, rank: usize) -> f32 {
+        self.weights[self.token(rank) as usize]
+    }
 }
 
 /// Natural logarithms of the softmax of `logits` at temperature 1, for the tokens `ids`.
@@ -139,6 +191,7 @@ fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::Isa;
 
     #[test]
     fn the_generator_gives_the_published_vectors() {
@@ -156,7 +209,8 @@ mod tests {
     fn draws(logits: &[f32], sampling: &Sampling, n: usize) -> Vec<usize> {
         let mut counts = vec![0; logits.len()];
         for position in 0..n {
-            counts[draw(logits, sampling, uniform(7, position)) as usize] += 1;
+            counts[draw(&Kernels::new(Isa::detect()), logits, sampling, uniform(7, position))
+                as usize] += 1;
         }
         counts
     }
@@ -178,6 +232,17 @@ mod tests {
             let spread = 4.0 * (expected * (1.0 - expected) / n as f64).sqrt();
             assert!((found - expected).abs() < spread, "{found} instead of {expected}");
         }
+    }
+
+    #[test]
+    fn tokens_are_sorted_as_far_as_they_are_looked_at() {
+        let weights: Vec<f32> = (0..5000u32).map(|i| (i * 7919 % 997) as f32).collect();
+        let mut order = Descending::new(&weights);
+        let all: Vec<usize> = (0..weights.len()).map(|rank| order.token(rank) as usize).collect();
+        assert_eq!(all, top_k(&weights, weights.len()));
+        let mut order = Descending::new(&weights);
+        assert_eq!(order.token(0) as usize, all[0]);
+        assert!(order.sorted < 100);
     }
 
     #[test]
@@ -212,9 +277,16 @@ mod tests {
     #[test]
     fn greedy_takes_the_lower_of_equals() {
         let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
-        assert_eq!(sample(&[1.0, 3.0, 3.0], &greedy, &[], &[]), 1);
+        let kernels = Kernels::new(Isa::Scalar);
+        assert_eq!(sample(&kernels, &[1.0, 3.0, 3.0], &greedy, &[], &[]), 1);
         assert_eq!(
-            sample(&[1.0, 3.0, 3.0], &Sampling { bias: vec![(1, -1.0)], ..greedy }, &[], &[]),
+            sample(
+                &kernels,
+                &[1.0, 3.0, 3.0],
+                &Sampling { bias: vec![(1, -1.0)], ..greedy },
+                &[],
+                &[]
+            ),
             2
         );
     }

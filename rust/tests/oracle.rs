@@ -61,13 +61,13 @@ fn generate(runner: &mut Runner, prompt: &[u32], n: usize, chunk: usize) -> (Vec
             .expect("prefill");
     }
     let mut all = logits.clone();
-    let mut tokens = vec![sample(&logits, &greedy, prompt, &[])];
+    let mut tokens = vec![sample(runner.kernels(), &logits, &greedy, prompt, &[])];
     while tokens.len() < n {
         let position = runner.slots[0].tokens().len();
         let rows = rows(0, position, &tokens[tokens.len() - 1..]);
         logits = runner.forward(&rows, Logits::All, None, &mut || false).expect("decode");
         all.extend_from_slice(&logits);
-        tokens.push(sample(&logits, &greedy, prompt, &tokens));
+        tokens.push(sample(runner.kernels(), &logits, &greedy, prompt, &tokens));
     }
     (tokens, all)
 }

@@ -154,7 +154,7 @@ impl Sequence {
         self.decode_start.get_or_insert_with(|| DecodeStart::take(runner));
         let request = &self.request;
         let answer = &runner.slots[request.slot].tokens()[request.prompt.len()..];
-        let token = sample(logits, &request.sampling, &request.prompt, answer);
+        let token = sample(runner.kernels(), logits, &request.sampling, &request.prompt, answer);
         let is_eos = !request.ignore_eos && runner.model.eos_ids.contains(&token);
         if is_eos || request.stop_ids.contains(&token) {
             self.end(runner, false, events);

@@ -166,6 +166,14 @@ pub fn silu_mul(gate: &mut [f32], up: &[f32]) {
     }
 }
 
+/// `x = e^((x - max) / temperature)`.
+#[inline(always)]
+pub fn softmax_weights(x: &mut [f32], max: f32, temperature: f32) {
+    for v in x {
+        *v = math::exp((*v - max) / temperature);
+    }
+}
+
 /// Adds the first `n` positions of one key/value block to the attention of one query.
 ///
 /// `q`: `[k_dim]`. `keys`: `[16 tiles][k_dim][16 positions]`. `values`: `[256][v_dim]`.

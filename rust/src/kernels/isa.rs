@@ -12,6 +12,7 @@ pub struct Table {
     quantize_group: unsafe fn(&[f32], &mut [i8]) -> f32,
     rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
     silu_mul: unsafe fn(&mut [f32], &[f32]),
+    softmax_weights: unsafe fn(&mut [f32], f32, f32),
     attend_block: unsafe fn(&[f32], f32, &[f32], &[f32], usize, &mut Softmax, &mut [f32]),
 }
 
@@ -40,6 +41,7 @@ macro_rules! level {
                 quantize_group,
                 rms_norm,
                 silu_mul,
+                softmax_weights,
                 attend_block,
             };
 
@@ -61,6 +63,11 @@ macro_rules! level {
             $(#[target_feature(enable = $feature)])*
             fn silu_mul(gate: &mut [f32], up: &[f32]) {
                 generic::silu_mul(gate, up);
+            }
+
+            $(#[target_feature(enable = $feature)])*
+            fn softmax_weights(x: &mut [f32], max: f32, temperature: f32) {
+                generic::softmax_weights(x, max, temperature);
             }
 
             $(#[target_feature(enable = $feature)])*
@@ -137,6 +144,11 @@ impl Table {
     pub fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {
         // SAFETY: as above.
         unsafe { (self.silu_mul)(gate, up) }
+    }
+
+    pub fn softmax_weights(&self, x: &mut [f32], max: f32, temperature: f32) {
+        // SAFETY: as above.
+        unsafe { (self.softmax_weights)(x, max, temperature) }
     }
 
     #[allow(clippy::too_many_arguments, reason = "mirrors the kernel")]

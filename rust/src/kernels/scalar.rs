@@ -71,6 +71,11 @@ pub fn silu_mul(gate: &[f32], up: &[f32]) -> Vec<f32> {
     gate.iter().zip(up).map(|(&g, &u)| math::silu(g) * u).collect()
 }
 
+/// Unnormalised softmax at a temperature.
+pub fn softmax_weights(x: &[f32], max: f32, temperature: f32) -> Vec<f32> {
+    x.iter().map(|v| math::exp((v - max) / temperature)).collect()
+}
+
 /// Attention of one query over `keys` and `values`, one vector per position, in blocks of `block`.
 pub fn attend(
     q: &[f32],

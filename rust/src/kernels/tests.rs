@@ -148,6 +148,9 @@ fn norms_and_activations_equal_scalar_bit_for_bit() {
             let mut gate = x.clone();
             kernels.silu_mul(&mut gate, &w);
             assert_same_bits(&gate, &scalar::silu_mul(&x, &w), "silu_mul");
+            let mut weights = x.clone();
+            kernels.softmax_weights(&mut weights, 32.0, 0.7);
+            assert_same_bits(&weights, &scalar::softmax_weights(&x, 32.0, 0.7), "softmax_weights");
         }
     });
 }

@@ -3,6 +3,8 @@
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::cpu::Isa;
+use crate::kernels::Kernels;
 use crate::sample::{self, sample_with};
 
 /// How tokens are drawn, with the names of the wire; `colibri.Model` checks the ranges.
@@ -59,6 +61,7 @@ pub fn draw<'py>(
     uniform: f64,
 ) -> (u32, Bound<'py, PyBytes>) {
     let logits: Vec<f32> = bytemuck::pod_collect_to_vec(logits);
-    let (token, scores) = sample_with(&logits, &sampling.0, &prompt, &answer, uniform);
+    let (token, scores) =
+        sample_with(&Kernels::new(Isa::detect()), &logits, &sampling.0, &prompt, &answer, uniform);
     (token, PyBytes::new(py, bytemuck::cast_slice(&scores)))
 }
