@@ -1,5 +1,6 @@
 //! The `colibri._core` extension module: registration only.
 
+mod convert;
 mod engine;
 mod error;
 mod model;
@@ -21,6 +22,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(wire::format_submit, module)?)?;
     module.add_function(wrap_pyfunction!(engine::engine_main, module)?)?;
     module.add_function(wrap_pyfunction!(engine::describe, module)?)?;
+    module.add_class::<convert::PyConversion>()?;
+    module.add_function(wrap_pyfunction!(convert::verify_converted, module)?)?;
     module.add_class::<model::Model>()?;
     module.add_class::<model::Token>()?;
     module.add_class::<model::Generation>()?;

@@ -12,7 +12,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::experts::ExpertSource;
 use crate::matrix::Matrix;
-use crate::store::{Catalog, MatrixSource};
+use crate::store::{Catalog, MatrixSource, Tensor};
 
 /// Largest dimension accepted from a configuration.
 pub const MAX_DIM: usize = 1 << 20;
@@ -115,8 +115,15 @@ impl<'a> Loader<'a> {
             self.used.contains(name)
                 || name.rsplit_once('.').is_some_and(|(matrix, _)| self.used.contains(matrix))
         };
-        let names: Vec<&String> =
-            self.catalog.tensors().keys().filter(|name| !known(name)).collect();
+        let is_known = |name: &str, tensor: &Tensor| match &tensor.record {
+            Some(parts) => parts.iter().all(|part| self.used.contains(&part.name)),
+            None => known(name),
+        };
+        let tensors = self.catalog.tensors().iter();
+        let names: Vec<&String> = tensors
+            .filter(|(name, tensor)| !is_known(name, tensor))
+            .map(|(name, _)| name)
+            .collect();
         let first = names.first()?;
         Some(format!("{} tensors of the files are not used, the first is {first}", names.len()))
     }
@@ -150,9 +157,7 @@ impl<'a> Loader<'a> {
         hidden: usize,
     ) -> Result<Vec<ExpertSource>> {
         let has = |e: usize, part: &str| {
-            let name = format!("{prefix}.{e}.{part}_proj.weight");
-            self.catalog.get(&name).is_some()
-                || self.catalog.get(&format!("{name}_packed")).is_some()
+            MatrixSource::exists(self.catalog, &format!("{prefix}.{e}.{part}_proj"))
         };
         let gaps: Vec<String> = (0..n)
             .filter(|&e| !["gate", "up", "down"].iter().all(|part| has(e, part)))

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::arch;
 use super::loader::is_routed_expert;
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::store::{Catalog, Tensor};
 
 /// Family, sizes, formats and context of the model folder `dir`, as a JSON object.
@@ -60,6 +60,13 @@ struct Part {
 impl Part {
     fn add(&mut self, catalog: &Catalog, name: &str, tensor: &Tensor) -> Result<()> {
         self.bytes += tensor.bytes as u64;
+        if let Some(parts) = &tensor.record {
+            for part in &parts[..] {
+                self.parameters += (part.layout.n_out * part.layout.n_in) as u64;
+                *self.formats.entry(part.layout.format()).or_default() += 1;
+            }
+            return Ok(());
+        }
         let side_data = ["weight_scale", "weight_shape"].iter().any(|end| name.ends_with(end));
         if side_data {
             return Ok(());
@@ -68,7 +75,8 @@ impl Part {
         let (parameters, format) = match name.strip_suffix("weight_packed") {
             None => (stored, format!("{:?}", tensor.dtype).to_lowercase()),
             Some(prefix) => {
-                let weights = packed_elements(catalog, &format!("{prefix}weight_shape"))?;
+                let [n_out, n_in] = catalog.packed_shape(prefix.trim_end_matches('.'))?;
+                let weights = (n_out * n_in) as u64;
                 (weights, format!("int{}", (stored * 32).checked_div(weights).unwrap_or(0)))
             }
         };
@@ -76,23 +84,4 @@ impl Part {
         *self.formats.entry(format).or_default() += 1;
         Ok(())
     }
-}
-
-/// Number of weights that a packed matrix stands for, from the tensor that holds its shape.
-fn packed_elements(catalog: &Catalog, name: &str) -> Result<u64> {
-    let tensor = catalog.require(name)?;
-    if tensor.dtype != safetensors::Dtype::I64 || tensor.shape != [2] {
-        return Err(Error::bad_file(
-            catalog.path_of(tensor),
-            format!("tensor {name} is {:?} {:?}; i64 [2] is expected", tensor.dtype, tensor.shape),
-        ));
-    }
-    let bytes = catalog.read(tensor)?;
-    let dims = bytes.chunks_exact(8).map(|b| {
-        let b: [u8; 8] = b.try_into().expect("chunks of eight bytes");
-        u64::try_from(i64::from_le_bytes(b)).ok()
-    });
-    dims.into_iter().try_fold(1u64, |product, dim| product.checked_mul(dim?)).ok_or_else(|| {
-        Error::bad_file(catalog.path_of(tensor), format!("tensor {name} is no shape"))
-    })
 }
