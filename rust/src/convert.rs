@@ -281,3 +281,6 @@ fn lock(dst: &Path) -> Result<File> {
     }
 }
 
+
+#[cfg(test)]
+mod tests;
