@@ -75,7 +75,11 @@ impl<'a> Progress<'a> {
     /// [`Error::Interrupted`] if the caller wants no more.
     fn add(&mut self, bytes: u64) -> Result<()> {
         self.done += bytes;
-        if (self.tell)(self.stage, self.done, self.total) { Ok(()) } else { Err(Error::Interrupted) }
+        if (self.tell)(self.stage, self.done, self.total) {
+            Ok(())
+        } else {
+            Err(Error::Interrupted)
+        }
     }
 }
 
@@ -280,7 +284,6 @@ fn lock(dst: &Path) -> Result<File> {
         Err(TryLockError::Error(e)) => Err(Error::io(dst, e)),
     }
 }
-
 
 #[cfg(test)]
 mod tests;

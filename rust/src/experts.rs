@@ -47,8 +47,7 @@ pub struct ExpertSource {
 
 impl ExpertSource {
     fn load(&self, catalog: &Catalog) -> Result<Expert> {
-        let [gate, up, down] =
-            MatrixSource::load_all([&self.gate, &self.up, &self.down], catalog)?;
+        let [gate, up, down] = MatrixSource::load_all([&self.gate, &self.up, &self.down], catalog)?;
         Ok(Expert { gate, up, down })
     }
 

@@ -306,7 +306,8 @@ impl Planner<'_> {
         let is_head = ["lm_head", "embed_tokens"].contains(&last) || name.ends_with("_head.head");
         let is_expert = expert_of(name).is_some();
         if layer_of(name).is_some_and(|layer| layer >= self.layers) {
-            let target = if is_dense || is_head || is_expert { self.options.mtp } else { Target::Keep };
+            let target =
+                if is_dense || is_head || is_expert { self.options.mtp } else { Target::Keep };
             (Kind::Mtp, target)
         } else if is_expert {
             (Kind::Expert, self.options.experts)
@@ -326,7 +327,10 @@ impl Planner<'_> {
             Some(tensor) => {
                 return Err(Error::bad_file(
                     self.catalog.path_of(tensor),
-                    format!("tensor {name}.weight has shape {:?}, not two dimensions", tensor.shape),
+                    format!(
+                        "tensor {name}.weight has shape {:?}, not two dimensions",
+                        tensor.shape
+                    ),
                 ));
             }
             None => self.catalog.packed_shape(name)?,
@@ -369,8 +373,11 @@ impl Planner<'_> {
         let Target::Int(bits) = target else { return Ok(None) };
         let sources: Vec<MatrixSource> =
             names.iter().map(|name| self.source(name)).collect::<Result<_>>()?;
-        let parts: Option<Vec<Part>> =
-            names.iter().zip(&sources).map(|(name, source)| self.part(name, source, bits)).collect();
+        let parts: Option<Vec<Part>> = names
+            .iter()
+            .zip(&sources)
+            .map(|(name, source)| self.part(name, source, bits))
+            .collect();
         Ok(parts.map(|parts| record(format!("{name}.tiles"), parts, sources, kind)))
     }
 

@@ -206,11 +206,13 @@ mod tests {
                 })
                 .collect()
         };
-        let error = |other: &[f32]| rms(w.iter().zip(other).map(|(a, b)| a - b)) / rms(w.iter().copied());
+        let error =
+            |other: &[f32]| rms(w.iter().zip(other).map(|(a, b)| a - b)) / rms(w.iter().copied());
         for (bits, levels, bound, gain) in
             [(Bits::Four, 7.0, 0.095, 0.93), (Bits::Eight, 127.0, 0.006, 1.001)]
         {
-            let ours = error(&values(&quantize(&matrix(n_out, n_in, &w), bits, 64).expect("finite")));
+            let ours =
+                error(&values(&quantize(&matrix(n_out, n_in, &w), bits, 64).expect("finite")));
             let theirs = error(&plain(levels));
             assert!(ours < bound && ours <= theirs * gain, "{bits:?}: {ours}, {theirs}");
         }

@@ -18,10 +18,7 @@ const CHUNK: usize = 4 << 20;
 ///
 /// # Errors
 /// [`Error::FileMissing`] where there is no manifest, [`Error::Io`] where reading fails.
-pub fn verify(
-    dir: &Path,
-    progress: &mut dyn FnMut(&str, u64, u64) -> bool,
-) -> Result<Vec<String>> {
+pub fn verify(dir: &Path, progress: &mut dyn FnMut(&str, u64, u64) -> bool) -> Result<Vec<String>> {
     let manifest = Manifest::open(dir)?.ok_or_else(|| Error::FileMissing {
         path: dir.join(MANIFEST),
         hint: "only folders that 'colibri convert' has written can be verified".into(),

@@ -112,6 +112,8 @@ impl<'a> Loader<'a> {
     /// One line about tensors that the family did not ask for, if there are any.
     fn unused(&self) -> Option<String> {
         let known = |name: &str| {
+            // Scales of the C engine's matrices.
+            let name = name.strip_suffix(".qs").unwrap_or(name);
             self.used.contains(name)
                 || name.rsplit_once('.').is_some_and(|(matrix, _)| self.used.contains(matrix))
         };

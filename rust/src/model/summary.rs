@@ -30,6 +30,7 @@ pub fn summary(dir: &Path) -> Result<Value> {
     let top_k = config.opt_count("num_experts_per_tok", usize::MAX >> 1)?.unwrap_or(0);
     let active = dense.parameters
         + if n_experts > 0 { experts.parameters * top_k as u64 / n_experts as u64 } else { 0 };
+    let is_told = !dense.untold && !experts.untold;
     Ok(json!({
         "path": dir.display().to_string(),
         "family": model_type,
@@ -41,8 +42,8 @@ pub fn summary(dir: &Path) -> Result<Value> {
         "hidden": config.opt_count("hidden_size", usize::MAX >> 1)?,
         "vocabulary": config.opt_count("vocab_size", usize::MAX >> 1)?,
         "context": config.opt_count("max_position_embeddings", usize::MAX >> 1)?,
-        "parameters": dense.parameters + experts.parameters,
-        "parameters_active": active,
+        "parameters": is_told.then_some(dense.parameters + experts.parameters),
+        "parameters_active": is_told.then_some(active),
         "shards": catalog.n_shards(),
         "dense": {"bytes": dense.bytes, "formats": dense.formats},
         "routed_experts": {"bytes": experts.bytes, "formats": experts.formats},
@@ -53,6 +54,8 @@ pub fn summary(dir: &Path) -> Result<Value> {
 struct Part {
     bytes: u64,
     parameters: u64,
+    /// Whether there are weights that `parameters` does not count.
+    untold: bool,
     /// Format -> number of tensors.
     formats: BTreeMap<String, u64>,
 }
@@ -67,8 +70,15 @@ impl Part {
             }
             return Ok(());
         }
-        let side_data = ["weight_scale", "weight_shape"].iter().any(|end| name.ends_with(end));
+        let side_data =
+            ["weight_scale", "weight_shape", ".qs"].iter().any(|end| name.ends_with(end));
         if side_data {
+            return Ok(());
+        }
+        if catalog.get(&format!("{name}.qs")).is_some() {
+            // Flat bytes; only with the shape, which the family knows, do they tell how many bits.
+            self.untold = true;
+            *self.formats.entry("integers with .qs".into()).or_default() += 1;
             return Ok(());
         }
         let stored = tensor.shape.iter().map(|&n| n as u64).product::<u64>();

@@ -9,6 +9,9 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::matrix::{Bits, Matrix, TILE};
 
+/// Groups that the C engine tries, in this order, where there are more scales than rows.
+const C_ENGINE_GROUPS: [usize; 8] = [16, 32, 48, 64, 96, 128, 192, 256];
+
 /// A weight matrix `[n_out, n_in]` on disk.
 #[derive(Clone, Debug)]
 pub struct MatrixSource {
@@ -21,9 +24,17 @@ pub struct MatrixSource {
 enum Form {
     /// One float tensor.
     Plain { dtype: Dtype, weight: Tensor },
-    /// compressed-tensors "pack-quantized": signed integers offset to unsigned, packed into
-    /// little-endian 32-bit words from the lowest bits up, with one scale per group of inputs.
-    Packed { bits: Bits, group: usize, words: Tensor, scale_dtype: Dtype, scales: Tensor },
+    /// Integers packed from the lowest bits up with one scale per group of inputs:
+    /// compressed-tensors "pack-quantized", whose integers are all offset to unsigned, or the C
+    /// engine's, whose bytes are signed.
+    Packed {
+        bits: Bits,
+        signed_bytes: bool,
+        group: usize,
+        words: Tensor,
+        scale_dtype: Dtype,
+        scales: Tensor,
+    },
     /// A part of a record, as the kernels read it.
     Tiles { record: Tensor, parts: Arc<[Part]>, index: usize },
 }
@@ -55,6 +66,8 @@ impl MatrixSource {
             Form::Tiles { record: record.clone(), parts: Arc::clone(parts), index }
         } else if catalog.get(&packed).is_some() {
             Self::find_packed(catalog, name, n_out, n_in)?
+        } else if let Some(scales) = catalog.get(&format!("{name}.weight.qs")) {
+            Self::find_flat(catalog, name, n_out, n_in, scales)?
         } else {
             let full = format!("{name}.weight");
             let weight = catalog.require(&full)?;
@@ -113,9 +126,65 @@ impl MatrixSource {
         }
         Ok(Form::Packed {
             bits,
+            signed_bytes: false,
             group,
             words: words.clone(),
             scale_dtype: catalog.float_dtype(&scale_name, scales)?,
+            scales: scales.clone(),
+        })
+    }
+
+    /// The C engine's form: flat bytes, their format told by how many there are of them and of
+    /// their scales.
+    fn find_flat(
+        catalog: &Catalog,
+        name: &str,
+        n_out: usize,
+        n_in: usize,
+        scales: &Tensor,
+    ) -> Result<Form> {
+        let full = format!("{name}.weight");
+        let words = catalog.require(&full)?;
+        let refuse = |what: &str| {
+            Err(Error::bad_file(
+                catalog.path_of(words),
+                format!(
+                    "tensor {full} is {:?} of {} bytes with {} {:?} scales for [{n_out}, {n_in}]; {what}",
+                    words.dtype,
+                    words.bytes,
+                    scales.shape.iter().product::<usize>(),
+                    scales.dtype,
+                ),
+            ))
+        };
+        let is_bytes = matches!(words.dtype, safetensors::Dtype::U8 | safetensors::Dtype::I8);
+        if !is_bytes || scales.dtype != safetensors::Dtype::F32 {
+            return refuse("bytes with f32 scales are expected");
+        }
+        let n_scales = scales.bytes / Dtype::F32.bytes();
+        let by_row = n_scales == n_out;
+        let (bits, group) = if by_row && words.bytes == n_out * n_in {
+            (Bits::Eight, n_in)
+        } else if words.bytes != n_out * n_in.div_ceil(2) {
+            return refuse("int8 or int4 is expected");
+        } else if by_row {
+            (Bits::Four, n_in)
+        } else {
+            let fits = |group: &usize| n_out * n_in.div_ceil(*group) == n_scales;
+            let Some(group) = C_ENGINE_GROUPS.into_iter().find(fits) else {
+                return refuse("a scale per row or group is expected");
+            };
+            (Bits::Four, group)
+        };
+        if group > MAX_GROUP || !n_in.is_multiple_of(group) {
+            return refuse("groups that divide the inputs are expected");
+        }
+        Ok(Form::Packed {
+            bits,
+            signed_bytes: true,
+            group,
+            words: words.clone(),
+            scale_dtype: Dtype::F32,
             scales: scales.clone(),
         })
     }
@@ -183,8 +252,9 @@ impl MatrixSource {
             Form::Plain { dtype, weight } => {
                 Ok(Matrix::from_plain(*dtype, &catalog.read(weight)?, self.n_out, self.n_in))
             }
-            Form::Packed { words, scales, .. } => {
-                Ok(self.unpack(self.n_out, &catalog.read(words)?, &catalog.read(scales)?))
+            Form::Packed { words, scales, signed_bytes, .. } => {
+                let (words, scales) = (catalog.read(words)?, catalog.read(scales)?);
+                Ok(self.unpack(self.n_out, &words, *signed_bytes, &scales))
             }
             Form::Tiles { record, parts, index } => {
                 Ok(load_record(catalog, record, parts)?.swap_remove(*index))
@@ -231,22 +301,23 @@ impl MatrixSource {
             Form::Plain { dtype, weight } => {
                 Ok(Matrix::from_plain(*dtype, &read(weight)?, rows.len(), self.n_in))
             }
-            Form::Packed { words, scales, .. } => {
-                Ok(self.unpack(rows.len(), &read(words)?, &read(scales)?))
+            Form::Packed { words, scales, signed_bytes, .. } => {
+                Ok(self.unpack(rows.len(), &read(words)?, *signed_bytes, &read(scales)?))
             }
             Form::Tiles { .. } => unreachable!("the converter refuses sources with records"),
         }
     }
 
-    /// Lays out `n_rows` rows of packed words.
-    fn unpack(&self, n_rows: usize, bytes: &[u8], scales: &[u8]) -> Matrix {
+    /// Lays out `n_rows` rows of packed integers.
+    fn unpack(&self, n_rows: usize, bytes: &[u8], signed_bytes: bool, scales: &[u8]) -> Matrix {
         let Some(IntLayout { bits, group, scales: dtype, .. }) = self.int_layout() else {
             unreachable!("packed words are integers")
         };
         let row_bytes = bytes.len() / n_rows;
         // Little-endian words packed from the low bits up are little-endian bytes.
+        let offset = if signed_bytes { 0 } else { 128 };
         let q = |row: usize, k: usize| match bits {
-            Bits::Eight => bytes[row * row_bytes + k].wrapping_sub(128) as i8,
+            Bits::Eight => bytes[row * row_bytes + k].wrapping_sub(offset) as i8,
             Bits::Four => {
                 let byte = bytes[row * row_bytes + k / 2];
                 (if k.is_multiple_of(2) { byte & 15 } else { byte >> 4 }) as i8 - 8
@@ -300,7 +371,7 @@ fn check_shape(catalog: &Catalog, name: &str, expected: [usize; 2]) -> Result<()
 #[cfg(test)]
 mod tests {
     use super::*;
-    use safetensors::Dtype::{F32, I32, I64};
+    use safetensors::Dtype::{F32, I32, I64, U8};
     use safetensors::tensor::{TensorView, serialize_to_file};
 
     #[test]
@@ -329,5 +400,71 @@ mod tests {
             assert!(error.contains("m.weight_shape"), "{error}");
         }
         assert!(find(Some((I32, &[4, 0, 0, 0, 8, 0, 0, 0]))).is_err());
+    }
+
+    /// What is found of `n_bytes` and `n_scales` of the C engine's form, and the values.
+    fn flat(
+        n_out: usize,
+        n_in: usize,
+        n_bytes: usize,
+        n_scales: usize,
+        scale_dtype: safetensors::Dtype,
+    ) -> Result<Matrix> {
+        let dir = tempfile::tempdir().expect("a folder");
+        let bytes: Vec<u8> = (0..n_bytes).map(|i| (i * 37) as u8).collect();
+        let scales: Vec<u8> = (0..n_scales).flat_map(|i| (i as f32 + 0.5).to_le_bytes()).collect();
+        let tensors = [
+            ("m.weight", TensorView::new(U8, vec![n_bytes], &bytes).expect("bytes")),
+            ("m.weight.qs", TensorView::new(scale_dtype, vec![n_scales], &scales).expect("scales")),
+        ];
+        serialize_to_file(tensors, None, &dir.path().join("model.safetensors")).expect("a file");
+        let catalog = Catalog::open(dir.path())?;
+        MatrixSource::find(&catalog, "m", n_out, n_in)?.load(&catalog)
+    }
+
+    #[test]
+    fn the_c_engines_integers_are_told_by_their_number() {
+        for (n_out, n_in, four, group) in [
+            (17usize, 24usize, false, 24),
+            (17, 24, true, 24),
+            (3, 21, true, 21),
+            (17, 64, true, 16),
+            (2, 128, true, 64),
+            (2, 512, true, 256),
+        ] {
+            let row_bytes = if four { n_in.div_ceil(2) } else { n_in };
+            let groups = n_in / group;
+            let m = flat(n_out, n_in, n_out * row_bytes, n_out * groups, F32).expect("known");
+            assert_eq!(m.format(), format!("int{}-g{group}", if four { 4 } else { 8 }));
+            for i in 0..n_out * n_in {
+                let (row, k) = (i / n_in, i % n_in);
+                let byte = |at: usize| ((row * row_bytes + at) * 37) as u8;
+                let value = match (four, k % 2) {
+                    (false, _) => i32::from(byte(k) as i8),
+                    (true, 0) => i32::from(byte(k / 2) & 15) - 8,
+                    (true, _) => i32::from(byte(k / 2) >> 4) - 8,
+                };
+                let scale = (row * groups + k / group) as f32 + 0.5;
+                assert_eq!(m.get(row, k), value as f32 * scale, "{row}, {k} of {n_in}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_none_of_the_c_engines_integers_is_refused() {
+        for (n_bytes, n_scales) in [
+            (16 * 64 - 1, 16),  // too few bytes
+            (16 * 16, 16),      // int2
+            (16 * 24, 16),      // int3
+            (16 * 64, 1),       // fp8 in blocks
+            (16 * 32, 15),      // no whole number of groups
+            (16 * 32, 16 * 64), // groups of one
+            (16 * 32, 0),
+        ] {
+            assert!(flat(16, 64, n_bytes, n_scales, F32).is_err(), "{n_bytes}, {n_scales}");
+        }
+        // Groups of 48 do not divide 64 inputs; nor are scales anything but f32.
+        assert!(flat(16, 100, 16 * 50, 16 * 3, F32).is_err());
+        assert!(flat(16, 64, 16 * 64, 16, I32).is_err());
     }
 }
