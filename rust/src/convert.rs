@@ -157,11 +157,12 @@ impl Conversion {
                 Journal::create(dst, &self.identity)?
             }
         };
+        // With a configuration, the folder is known for a model, and refused as half of one.
         let mut files = BTreeMap::new();
-        let made = self.make_files(dst, &mut journal, threads, progress, &mut files)?;
         for (name, bytes) in &self.small {
             files.insert(name.clone(), write_whole(dst, name, bytes)?);
         }
+        let made = self.make_files(dst, &mut journal, threads, progress, &mut files)?;
         let manifest = Manifest { identity: self.identity.clone(), files };
         write_whole(dst, MANIFEST, manifest.render().as_bytes())?;
         Journal::remove(dst)?;
