@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from containers import Tensors, read_safetensors, to_bf16, write_safetensors
-from processes import colibri
 
 from colibri import EngineError, Model, _core
 from colibri.commands import convert as command
 from colibri.errors import ModelError
+from containers import Tensors, read_safetensors, to_bf16, write_safetensors
+from processes import colibri
 
 ORACLE = Path(__file__).parents[1] / "data" / "oracle" / "glm4_moe_lite"
 KILLS = 20
@@ -72,10 +72,8 @@ def test_a_dry_run_says_what_would_be_written_and_writes_nothing(
         "other tensors",
         "all",
     ]
-    assert table[0].split()[2:] == ["73,728", "weights", "98.3", "kB", "10.67", "bits", "each"] + [
-        "int4-g16,",
-        "int4-g64",
-    ]
+    figures = "73,728 weights 98.3 kB 10.67 bits each int4-g16, int4-g64"
+    assert " ".join(table[0].split()[2:]) == figures
     written = sum(
         len(data)
         for path in original.glob("*.safetensors")
@@ -281,7 +279,7 @@ def test_a_flipped_bit_is_named_wherever_it_is(converted: Path) -> None:
         for words, at in places:
             flip(path, at, bit := draw.randrange(8))
             if path.name == "manifest.json":
-                with pytest.raises(_core.ColibriCoreError, match="manifest.json: is damaged"):
+                with pytest.raises(_core.ColibriCoreError, match=r"manifest\.json: is damaged"):
                     _core.verify_converted(str(converted), lambda *_: None)
             else:
                 problems = _core.verify_converted(str(converted), lambda *_: None)
@@ -388,7 +386,7 @@ def test_strange_containers_are_refused(converted: Path) -> None:
         (part(shape=[64, 64]), "the configuration says [16, 64]"),
         (part(shape=[64, 256]), "bytes is expected"),
         (part(shape=[2**40, 64]), "has the shape"),
-        (part(shape=[1, 1024]), "groups of 64"),
+        (part(shape=[16, 100]), "groups of 64"),
         (part(shape=[8, 64]), "the configuration says [16, 64]"),
         (part(name=f"{EXPERT}.gate_proj"), "in two records"),
         (part(name="other"), "experts 2 are missing or incomplete"),
