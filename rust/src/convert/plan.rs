@@ -243,7 +243,7 @@ impl Planner<'_> {
             if tensor.record.is_some() {
                 return refuse("it is converted already");
             }
-            if name.ends_with(".qs") {
+            if name.strip_suffix(".qs").is_some() {
                 return refuse("it is a quantised container of the C engine");
             }
         }
@@ -266,7 +266,7 @@ impl Planner<'_> {
                 || (tensor_name.ends_with(".weight") && tensor.shape.len() == 2);
             if target != Target::Keep && is_matrix {
                 let source = self.source(name)?;
-                if let Some(item) = self.matrix(name, source, kind, target)? {
+                if let Some(item) = self.matrix(name, source, kind, target) {
                     done.insert(name.to_owned());
                     items.push((None, item));
                 }
@@ -339,25 +339,19 @@ impl Planner<'_> {
     }
 
     /// The converted matrix, or none if it has to stay as it is.
-    fn matrix(
-        &self,
-        name: &str,
-        source: MatrixSource,
-        kind: Kind,
-        target: Target,
-    ) -> Result<Option<Item>> {
+    fn matrix(&self, name: &str, source: MatrixSource, kind: Kind, target: Target) -> Option<Item> {
         match target {
-            Target::Keep => Ok(None),
-            Target::Bf16 if source.format() == Dtype::Bf16.name() => Ok(None),
-            Target::Bf16 => Ok(Some(Item {
+            Target::Keep => None,
+            Target::Bf16 if source.format() == Dtype::Bf16.name() => None,
+            Target::Bf16 => Some(Item {
                 name: format!("{name}.weight"),
                 bytes: source.n_elements() * Dtype::Bf16.bytes(),
                 content: Content::Bf16(source),
                 kind,
-            })),
+            }),
             Target::Int(bits) => {
-                let Some(part) = self.part(name, &source, bits) else { return Ok(None) };
-                Ok(Some(record(format!("{name}.tiles"), vec![part], vec![source], kind)))
+                let part = self.part(name, &source, bits)?;
+                Some(record(format!("{name}.tiles"), vec![part], vec![source], kind))
             }
         }
     }

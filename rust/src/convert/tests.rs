@@ -73,7 +73,7 @@ fn other_readers_open_every_file_and_records_are_aligned() {
         }
         let file = safetensors::SafeTensors::deserialize(&bytes).expect("a valid file");
         for (tensor, view) in file.tensors() {
-            if tensor.ends_with(".tiles") {
+            if tensor.strip_suffix(".tiles").is_some() {
                 let offset = view.data().as_ptr() as usize - bytes.as_ptr() as usize;
                 assert!(offset.is_multiple_of(4096) && view.data().len().is_multiple_of(4096));
                 records += 1;
