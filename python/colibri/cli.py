@@ -329,7 +329,9 @@ def make_parser() -> argparse.ArgumentParser:
     info.add_argument("--json", action="store_true", help="as JSON")
 
     convert = commands.add_parser(
-        "convert", help="write a model's weights smaller, as the engine reads them fastest"
+        "convert",
+        usage="colibri convert SRC DST [options]\n       colibri convert --verify DST",
+        help="write a model's weights smaller, as the engine reads them fastest",
     )
     _convert_arguments(convert)
 

@@ -90,7 +90,7 @@ impl Plan {
             options,
             layers: config.opt_count("num_hidden_layers", 1 << 20)?.unwrap_or(usize::MAX),
         };
-        planner.refuse_converted()?;
+        planner.refuse_unfit()?;
         let mut by_layer: BTreeMap<usize, Vec<Item>> = BTreeMap::new();
         let mut dense = Vec::new();
         for (layer, item) in planner.items()? {
@@ -232,7 +232,7 @@ struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    fn refuse_converted(&self) -> Result<()> {
+    fn refuse_unfit(&self) -> Result<()> {
         let refuse = |what: &str| {
             Err(Error::Unsupported {
                 what: format!("{} as a source: {what}", self.catalog.dir().display()),
@@ -245,6 +245,13 @@ impl Planner<'_> {
             }
             if name.strip_suffix(".qs").is_some() {
                 return refuse("it is a quantised container of the C engine");
+            }
+            if name.contains(".experts.") && matrix_name(name).and_then(expert_of).is_none() {
+                return Err(Error::Unsupported {
+                    what: format!("the expert tensor {name}"),
+                    hint: "experts with gate_proj, up_proj and down_proj of their own are expected"
+                        .into(),
+                });
             }
         }
         Ok(())
@@ -300,9 +307,11 @@ impl Planner<'_> {
     /// What the matrix `name` is, and what becomes of it.
     fn target(&self, name: &str) -> (Kind, Target) {
         let last = name.rsplit('.').next().unwrap_or(name);
-        // The kernels take `kv_b_proj` in f32, so nothing would be saved in memory.
-        let is_dense =
-            (last.ends_with("_proj") || last == "kv_a_proj_with_mqa") && last != "kv_b_proj";
+        // The kernels take `kv_b_proj` in f32, so nothing would be saved in memory. Indexers choose
+        // positions, as routers choose experts.
+        let is_dense = (last.ends_with("_proj") || last == "kv_a_proj_with_mqa")
+            && last != "kv_b_proj"
+            && !name.contains(".indexer.");
         let is_head = ["lm_head", "embed_tokens"].contains(&last) || name.ends_with("_head.head");
         let is_expert = expert_of(name).is_some();
         if layer_of(name).is_some_and(|layer| layer >= self.layers) {
