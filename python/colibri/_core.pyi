@@ -190,3 +190,23 @@ def describe(path: str) -> str:
 
     Reads headers only.
     """
+
+@final
+class Conversion:
+    """A model folder and what becomes of it; reads headers only until it runs."""
+
+    def __new__(
+        cls, src: str, *, experts: str, group: int, dense: str, head: str, mtp: str
+    ) -> Self: ...
+    def summary(self) -> str:
+        """What would be written, as a JSON object (files, bytes, kinds, source_bytes)."""
+    def run(
+        self, dst: str, threads: int | None, progress: Callable[[str, int, int], object]
+    ) -> tuple[int, int]:
+        """Write it, going on where an earlier run ended; how many files were made and were there.
+
+        ``progress`` is called with stage, bytes done and in all; what it raises ends the run.
+        """
+
+def verify_converted(dst: str, progress: Callable[[str, int, int], object]) -> list[str]:
+    """One line for each file or tensor of a converted model that is not what was written."""

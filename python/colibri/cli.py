@@ -254,6 +254,60 @@ def _conformance_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _convert_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("src", metavar="SRC", help="model folder in floats or packed integers")
+    parser.add_argument(
+        "dst",
+        nargs="?",
+        metavar="DST",
+        help="folder to write; the same command goes on where it was ended",
+    )
+    group = parser.add_argument_group("formats")
+    group.add_argument(
+        "--experts", choices=("int4", "int8"), default="int4", help="routed experts (default: int4)"
+    )
+    group.add_argument(
+        "--group",
+        type=_integer(0, 1 << 16),
+        default=64,
+        metavar="N",
+        help="inputs that share a scale: 32, 64 or 128 (default: 64)",
+    )
+    group.add_argument(
+        "--dense",
+        choices=("int8", "bf16", "keep"),
+        default="int8",
+        help="other matrices of the layers; keep leaves them as they are (default: int8)",
+    )
+    group.add_argument(
+        "--head",
+        choices=("int8", "bf16"),
+        default="int8",
+        help="embedding and output head (default: int8)",
+    )
+    group.add_argument(
+        "--mtp",
+        choices=("int8", "keep"),
+        default="int8",
+        help="layers that predict further tokens; they are of no use with fewer bits "
+        "(default: int8)",
+    )
+    parser.add_argument(
+        "--threads",
+        type=_integer(1, 1024),
+        metavar="N",
+        help="worker threads; default: one per allowed core",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what would be written, by kind"
+    )
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="compare every byte with the manifest: after converting, or of SRC if there is no DST",
+    )
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the whole command line."""
     parser = _Parser(
@@ -304,6 +358,13 @@ def make_parser() -> argparse.ArgumentParser:
     info.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     info.add_argument("--json", action="store_true", help="as JSON")
 
+    convert = commands.add_parser(
+        "convert",
+        usage="colibri convert SRC DST [options]\n       colibri convert --verify DST",
+        help="write a model's weights smaller, as the engine reads them fastest",
+    )
+    _convert_arguments(convert)
+
     fake = commands.add_parser(
         "fake-engine", help="play a scripted engine on stdin and stdout, to test servers with"
     )
@@ -335,6 +396,7 @@ _MODULES = {
     "chat": "chat",
     "run": "run",
     "info": "info",
+    "convert": "convert",
     "conformance": "conformance",
     "fake-engine": "fake_engine",
 }

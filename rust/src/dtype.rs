@@ -28,6 +28,11 @@ impl Dtype {
             Self::Bf16 => "bf16",
         }
     }
+
+    /// The type that has this name.
+    pub fn parse(name: &str) -> Option<Self> {
+        [Self::F32, Self::F16, Self::Bf16].into_iter().find(|dtype| dtype.name() == name)
+    }
 }
 
 /// Widens a bf16 exactly.

@@ -47,11 +47,8 @@ pub struct ExpertSource {
 
 impl ExpertSource {
     fn load(&self, catalog: &Catalog) -> Result<Expert> {
-        Ok(Expert {
-            gate: self.gate.load(catalog)?,
-            up: self.up.load(catalog)?,
-            down: self.down.load(catalog)?,
-        })
+        let [gate, up, down] = MatrixSource::load_all([&self.gate, &self.up, &self.down], catalog)?;
+        Ok(Expert { gate, up, down })
     }
 
     /// Bytes in memory once loaded.

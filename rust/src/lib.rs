@@ -7,6 +7,7 @@
 
 pub mod cli;
 pub mod config;
+pub mod convert;
 pub mod cpu;
 pub mod dtype;
 pub mod engine;

@@ -61,6 +61,20 @@ impl Bits {
             Self::Eight => 4,
         }
     }
+
+    /// A line of the values `q(lane, input of the line)`.
+    #[inline(always)]
+    pub fn line(self, q: impl Fn(usize, usize) -> i8) -> Line {
+        Line(std::array::from_fn(|lane| {
+            std::array::from_fn(|i| match self {
+                Self::Eight => q(lane, i) as u8,
+                Self::Four => {
+                    let nibble = |i| (q(lane, i) + 8) as u8 & 15;
+                    nibble(i) | nibble(i + 4) << 4
+                }
+            })
+        }))
+    }
 }
 
 /// Scales in the precision of their file.
@@ -171,16 +185,7 @@ impl Matrix {
         for first in (0..n_out).step_by(TILE) {
             for g in 0..groups {
                 for k in (0..lines_per_group).map(|line| line * per_line) {
-                    lines.push(Line(std::array::from_fn(|lane| {
-                        let row = first + lane;
-                        std::array::from_fn(|i| match bits {
-                            Bits::Eight => value(row, g, k + i) as u8,
-                            Bits::Four => {
-                                let nibble = |k| (value(row, g, k) + 8) as u8 & 15;
-                                nibble(k + i) | nibble(k + 4 + i) << 4
-                            }
-                        })
-                    })));
+                    lines.push(bits.line(|lane, i| value(first + lane, g, k + i)));
                 }
             }
         }

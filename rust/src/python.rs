@@ -1,5 +1,6 @@
 //! The `colibri._core` extension module: registration only.
 
+mod convert;
 mod engine;
 mod error;
 mod model;
@@ -24,6 +25,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(engine::describe, module)?)?;
     module.add_class::<sampling::Sampling>()?;
     module.add_function(wrap_pyfunction!(sampling::draw, module)?)?;
+    module.add_class::<convert::PyConversion>()?;
+    module.add_function(wrap_pyfunction!(convert::verify_converted, module)?)?;
     module.add_class::<model::Model>()?;
     module.add_class::<model::Token>()?;
     module.add_class::<model::Generation>()?;

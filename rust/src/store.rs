@@ -3,6 +3,8 @@
 //! Owns: shards, the catalogue of tensors, the checks that a header deserves as bytes from a
 //! stranger. Does not own: what a tensor means (`model`), when an expert is read (`experts`).
 
+pub mod manifest;
+pub mod record;
 mod source;
 
 use std::collections::BTreeMap;
@@ -10,10 +12,13 @@ use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::fs::{FileExt, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde_json::Value;
 
 use crate::error::{Error, Result};
+use manifest::{Content, JOURNAL, MANIFEST, Manifest};
+use record::{Digest, Part, RECORDS_KEY};
 pub use source::MatrixSource;
 
 /// Largest safetensors header accepted; the format's own library stops at the same size.
@@ -34,11 +39,18 @@ pub struct Tensor {
     pub offset: u64,
     /// Bytes.
     pub bytes: usize,
+    /// The matrices it holds, if it is a record.
+    pub record: Option<Arc<[Part]>>,
+    /// What its bytes must be, if a manifest says so.
+    digest: Option<Arc<Digest>>,
 }
 
 struct Shard {
     path: PathBuf,
     file: File,
+    bytes: u64,
+    /// Of everything before the first tensor.
+    header: blake3::Hash,
 }
 
 /// Every tensor of a model folder.
@@ -46,6 +58,8 @@ pub struct Catalog {
     dir: PathBuf,
     shards: Vec<Shard>,
     tensors: BTreeMap<String, Tensor>,
+    /// Matrices in records: the record's tensor and the place in it.
+    parts: BTreeMap<String, (String, usize)>,
 }
 
 impl Catalog {
@@ -62,8 +76,18 @@ impl Catalog {
             Some(index) => index.values().cloned().collect::<std::collections::BTreeSet<_>>(),
             None => list_shards(dir)?,
         };
-        let mut catalog =
-            Self { dir: dir.to_owned(), shards: Vec::new(), tensors: BTreeMap::new() };
+        if dir.join(JOURNAL).exists() {
+            return Err(Error::FileMissing {
+                path: dir.join(MANIFEST),
+                hint: "the conversion has not ended; run the same 'colibri convert' again".into(),
+            });
+        }
+        let mut catalog = Self {
+            dir: dir.to_owned(),
+            shards: Vec::new(),
+            tensors: BTreeMap::new(),
+            parts: BTreeMap::new(),
+        };
         let missing: Vec<&str> =
             names.iter().filter(|name| !dir.join(name).is_file()).map(String::as_str).collect();
         if let Some(first) = missing.first() {
@@ -88,7 +112,41 @@ impl Catalog {
                 format!("lacks tensor {tensor}, which the index places here"),
             ));
         }
+        if !catalog.parts.is_empty()
+            && let Some(manifest) = Manifest::open(dir)?
+        {
+            catalog.attach_digests(&manifest)?;
+        }
         Ok(catalog)
+    }
+
+    /// Compares headers with the manifest and keeps what it says about tensors.
+    fn attach_digests(&mut self, manifest: &Manifest) -> Result<()> {
+        let mut digests = BTreeMap::new();
+        for shard in &self.shards {
+            let name = shard.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let Some(entry) = manifest.files.get(name) else {
+                return Err(Error::bad_file(&shard.path, "is not in the manifest"));
+            };
+            match &entry.content {
+                Content::Tensors { header, tensors }
+                    if *header == shard.header && entry.bytes == shard.bytes =>
+                {
+                    digests.extend(tensors.iter().map(|(name, hash)| (name, *hash)));
+                }
+                _ => {
+                    let reason = "its header is damaged: it is not the manifest's";
+                    return Err(Error::bad_file(&shard.path, reason));
+                }
+            }
+        }
+        for (name, tensor) in &mut self.tensors {
+            let hash = digests.get(name).ok_or_else(|| {
+                Error::bad_file(self.dir.join(MANIFEST), format!("lacks tensor {name}"))
+            })?;
+            tensor.digest = Some(Arc::new(Digest::new(name, *hash)));
+        }
+        Ok(())
     }
 
     fn add_shard(&mut self, path: &Path) -> Result<()> {
@@ -125,6 +183,7 @@ impl Catalog {
                 format!("{state}: {expected} bytes expected, {file_bytes} found"),
             ));
         }
+        let mut records = self.read_records(path, &metadata)?;
         let shard = self.shards.len();
         for (name, info) in metadata.tensors() {
             let (begin, end) = info.data_offsets;
@@ -134,19 +193,57 @@ impl Catalog {
                 shape: info.shape.clone(),
                 offset: data_start + begin as u64,
                 bytes: end - begin,
+                record: records.remove(&name),
+                digest: None,
             };
+            if let Some(parts) = &tensor.record {
+                record::check_record(&name, &tensor, parts)
+                    .map_err(|reason| Error::bad_file(path, reason))?;
+            }
             if self.tensors.contains_key(&name) {
                 return Err(Error::bad_file(path, format!("tensor {name} is in two shards")));
             }
             self.tensors.insert(name, tensor);
         }
-        self.shards.push(Shard { path: path.to_owned(), file });
+        if let Some(name) = records.keys().next() {
+            return Err(Error::bad_file(path, format!("describes tensor {name}, which it lacks")));
+        }
+        let header = blake3::Hasher::new().update(&prefix).update(&header).finalize();
+        self.shards.push(Shard { path: path.to_owned(), file, bytes: file_bytes, header });
         Ok(())
+    }
+
+    /// The records that a header describes; their matrices are entered in `parts`.
+    fn read_records(
+        &mut self,
+        path: &Path,
+        metadata: &safetensors::tensor::Metadata,
+    ) -> Result<BTreeMap<String, Arc<[Part]>>> {
+        let text = metadata.metadata().as_ref().and_then(|texts| texts.get(RECORDS_KEY));
+        let Some(text) = text else { return Ok(BTreeMap::new()) };
+        let records = record::parse_records(text)
+            .map_err(|reason| Error::bad_file(path, format!("{RECORDS_KEY}: {reason}")))?;
+        let mut found = BTreeMap::new();
+        for (tensor, parts) in records {
+            for (i, part) in parts.iter().enumerate() {
+                if self.parts.insert(part.name.clone(), (tensor.clone(), i)).is_some() {
+                    let reason = format!("matrix {} is in two records", part.name);
+                    return Err(Error::bad_file(path, reason));
+                }
+            }
+            found.insert(tensor, parts.into());
+        }
+        Ok(found)
     }
 
     /// The model folder.
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// The files' paths, lengths and hashes of their headers, in the order of `Tensor::shard`.
+    pub fn shards(&self) -> impl Iterator<Item = (&Path, u64, blake3::Hash)> {
+        self.shards.iter().map(|shard| (shard.path.as_path(), shard.bytes, shard.header))
     }
 
     /// Number of files.
@@ -173,6 +270,13 @@ impl Catalog {
             .ok_or_else(|| Error::bad_file(&self.dir, format!("tensor {name} is missing")))
     }
 
+    /// The record that holds the matrix `name`, and its place there.
+    fn part(&self, name: &str) -> Option<(&Tensor, &Arc<[Part]>, usize)> {
+        let (tensor, index) = self.parts.get(name)?;
+        let tensor = self.get(tensor)?;
+        Some((tensor, tensor.record.as_ref()?, *index))
+    }
+
     /// The file that holds `tensor`.
     pub fn path_of(&self, tensor: &Tensor) -> &Path {
         &self.shards[tensor.shard].path
@@ -180,13 +284,36 @@ impl Catalog {
 
     /// Reads all bytes of `tensor`.
     pub fn read(&self, tensor: &Tensor) -> Result<Vec<u8>> {
-        let shard = &self.shards[tensor.shard];
         let mut bytes = vec![0u8; tensor.bytes];
+        self.read_into(tensor, &mut [&mut bytes])?;
+        Ok(bytes)
+    }
+
+    /// Reads all bytes of `tensor` into `places`, one after the other, and compares them with the
+    /// manifest the first time.
+    ///
+    /// # Errors
+    /// [`Error::Io`], and [`Error::BadFile`] for damaged bytes.
+    pub fn read_into(&self, tensor: &Tensor, places: &mut [&mut [u8]]) -> Result<()> {
+        let mut from = 0;
+        for place in &mut *places {
+            self.read_at(tensor, from, place)?;
+            from += place.len();
+        }
+        debug_assert_eq!(from, tensor.bytes, "all of the tensor");
+        match &tensor.digest {
+            Some(digest) => digest.check(self.path_of(tensor), places),
+            None => Ok(()),
+        }
+    }
+
+    /// Reads the bytes of `tensor` from byte `from` on, compared with nothing.
+    pub fn read_at(&self, tensor: &Tensor, from: usize, out: &mut [u8]) -> Result<()> {
+        let shard = &self.shards[tensor.shard];
         shard
             .file
-            .read_exact_at(&mut bytes, tensor.offset)
-            .map_err(|e| Error::io(&shard.path, e))?;
-        Ok(bytes)
+            .read_exact_at(out, tensor.offset + from as u64)
+            .map_err(|e| Error::io(&shard.path, e))
     }
 
     /// Reads a float tensor of exactly `shape`, widened to f32.
@@ -199,7 +326,8 @@ impl Catalog {
         Ok(crate::dtype::widen(dtype, &self.read(tensor)?))
     }
 
-    fn float_dtype(&self, name: &str, tensor: &Tensor) -> Result<crate::dtype::Dtype> {
+    /// The type of a float tensor.
+    pub fn float_dtype(&self, name: &str, tensor: &Tensor) -> Result<crate::dtype::Dtype> {
         match tensor.dtype {
             safetensors::Dtype::F32 => Ok(crate::dtype::Dtype::F32),
             safetensors::Dtype::F16 => Ok(crate::dtype::Dtype::F16),

@@ -96,7 +96,13 @@ PYTHON_LEVELS = [
     {"handlers.completions"},
     {"tornado_app"},
     {"commands", "commands.console", "commands.fake_engine"},
-    {"commands.run", "commands.serve", "commands.conformance", "commands.legacy_chat"},
+    {
+        "commands.run",
+        "commands.serve",
+        "commands.conformance",
+        "commands.convert",
+        "commands.legacy_chat",
+    },
     {"commands.chat", "commands.info"},
     {"cli"},
     {"__init__", "__main__", "_engine_entry", "_template_worker"},
@@ -159,7 +165,8 @@ def test_who_may_import_what() -> None:
     # One waits for its process in a thread of its own, the other with nothing else to do.
     assert importers("subprocess") == {"conformance.process", "template_process"}
     core = {"__init__", "_engine_entry", "commands.serve", "engine", "engine_process", "model"}
-    assert importers("colibri._core") <= core | {"prompt", "_template_worker"}
+    core |= {"commands.convert", "prompt", "_template_worker"}
+    assert importers("colibri._core") <= core
 
 
 def test_nothing_runs_code_out_of_data() -> None:
@@ -195,7 +202,7 @@ RUST_LEVELS = [
     {"config", "tokenizer", "template", "kv", "sample", "grammar", "telemetry"},
     {"experts"},
     {"model"},
-    {"runner"},
+    {"runner", "convert"},
     {"scheduler", "engine"},
     {"mux", "legacy"},
     {"settings", "cli", "python"},

@@ -38,17 +38,24 @@ class ProgressLine:
         self._shown = False
         self._stage = ""
 
-    def update(self, stage: str, done: int, total: int, unit: Callable[[int], str] = str) -> None:
-        """Shows how far a stage is; ``unit`` writes an amount."""
+    def update(
+        self,
+        stage: str,
+        done: int,
+        total: int,
+        unit: Callable[[int], str] = str,
+        note: str = "",
+    ) -> None:
+        """Shows how far a stage is; ``unit`` writes an amount, ``note`` follows it."""
         now = self._clock()
         if self._is_terminal:
             if stage == self._stage and now - self._last < UPDATE_S and done != total:
                 return
-            self._stream.write(f"{CLEAR_LINE}{stage} {_amount(done, total, unit)}")
+            self._stream.write(f"{CLEAR_LINE}{stage} {_amount(done, total, unit)}{note}")
         else:
             if now - self._last < QUIET_S:
                 return
-            self._stream.write(f"{stage} {_amount(done, total, unit)}\n")
+            self._stream.write(f"{stage} {_amount(done, total, unit)}{note}\n")
         self._stream.flush()
         self._shown = True
         self._stage = stage

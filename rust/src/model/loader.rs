@@ -13,7 +13,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::experts::ExpertSource;
 use crate::matrix::Matrix;
-use crate::store::{Catalog, MatrixSource};
+use crate::store::{Catalog, MatrixSource, Tensor};
 
 /// Largest dimension accepted from a configuration.
 pub const MAX_DIM: usize = 1 << 20;
@@ -151,11 +151,20 @@ impl<'a> Loader<'a> {
     /// One line about tensors that the family did not ask for, if there are any.
     fn unused(&self) -> Option<String> {
         let known = |name: &str| {
+            // Scales of the C engine's matrices.
+            let name = name.strip_suffix(".qs").unwrap_or(name);
             self.used.contains(name)
                 || name.rsplit_once('.').is_some_and(|(matrix, _)| self.used.contains(matrix))
         };
-        let names: Vec<&String> =
-            self.catalog.tensors().keys().filter(|name| !known(name)).collect();
+        let is_known = |name: &str, tensor: &Tensor| match &tensor.record {
+            Some(parts) => parts.iter().all(|part| self.used.contains(&part.name)),
+            None => known(name),
+        };
+        let tensors = self.catalog.tensors().iter();
+        let names: Vec<&String> = tensors
+            .filter(|(name, tensor)| !is_known(name, tensor))
+            .map(|(name, _)| name)
+            .collect();
         let first = names.first()?;
         Some(format!("{} tensors of the files are not used, the first is {first}", names.len()))
     }
@@ -192,9 +201,7 @@ impl<'a> Loader<'a> {
         self.before_tensor()?;
         let &PartNames { gate, up, down } = names;
         let has = |e: usize, part: &str| {
-            let name = format!("{prefix}.{e}.{part}.weight");
-            self.catalog.get(&name).is_some()
-                || self.catalog.get(&format!("{name}_packed")).is_some()
+            MatrixSource::exists(self.catalog, &format!("{prefix}.{e}.{part}"))
         };
         let gaps: Vec<String> = (0..n)
             .filter(|&e| ![gate, up, down].iter().all(|part| has(e, part)))

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::arch;
 use super::loader::{Loader, is_routed_expert};
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::store::{Catalog, Tensor};
 
 /// Family, sizes, formats and context of the model folder `dir`, as a JSON object.
@@ -33,6 +33,7 @@ pub fn summary(dir: &Path) -> Result<Value> {
     let top_k = config.opt_count("num_experts_per_tok", usize::MAX >> 1)?.unwrap_or(0);
     let active = dense.parameters
         + if n_experts > 0 { experts.parameters * top_k as u64 / n_experts as u64 } else { 0 };
+    let is_told = !dense.untold && !experts.untold;
     Ok(json!({
         "path": dir.display().to_string(),
         "family": model_type,
@@ -44,8 +45,8 @@ pub fn summary(dir: &Path) -> Result<Value> {
         "hidden": config.opt_count("hidden_size", usize::MAX >> 1)?,
         "vocabulary": config.opt_count("vocab_size", usize::MAX >> 1)?,
         "context": config.opt_count("max_position_embeddings", usize::MAX >> 1)?,
-        "parameters": dense.parameters + experts.parameters,
-        "parameters_active": active,
+        "parameters": is_told.then_some(dense.parameters + experts.parameters),
+        "parameters_active": is_told.then_some(active),
         "shards": catalog.n_shards(),
         "dense": {"bytes": dense.bytes, "formats": dense.formats},
         "routed_experts": {"bytes": experts.bytes, "formats": experts.formats},
@@ -56,6 +57,8 @@ pub fn summary(dir: &Path) -> Result<Value> {
 struct Part {
     bytes: u64,
     parameters: u64,
+    /// Whether there are weights that `parameters` does not count.
+    untold: bool,
     /// Format -> number of tensors.
     formats: BTreeMap<String, u64>,
 }
@@ -63,15 +66,30 @@ struct Part {
 impl Part {
     fn add(&mut self, catalog: &Catalog, name: &str, tensor: &Tensor) -> Result<()> {
         self.bytes += tensor.bytes as u64;
-        let side_data = ["weight_scale", "weight_shape"].iter().any(|end| name.ends_with(end));
+        if let Some(parts) = &tensor.record {
+            for part in &parts[..] {
+                self.parameters += (part.layout.n_out * part.layout.n_in) as u64;
+                *self.formats.entry(part.layout.format()).or_default() += 1;
+            }
+            return Ok(());
+        }
+        let side_data =
+            ["weight_scale", "weight_shape", ".qs"].iter().any(|end| name.ends_with(end));
         if side_data {
+            return Ok(());
+        }
+        if catalog.get(&format!("{name}.qs")).is_some() {
+            // Flat bytes; only with the shape, which the family knows, do they tell how many bits.
+            self.untold = true;
+            *self.formats.entry("integers with .qs".into()).or_default() += 1;
             return Ok(());
         }
         let stored = tensor.shape.iter().map(|&n| n as u64).product::<u64>();
         let (parameters, format) = match name.strip_suffix("weight_packed") {
             None => (stored, format!("{:?}", tensor.dtype).to_lowercase()),
             Some(prefix) => {
-                let weights = packed_elements(catalog, &format!("{prefix}weight_shape"))?;
+                let [n_out, n_in] = catalog.packed_shape(prefix.trim_end_matches('.'))?;
+                let weights = (n_out * n_in) as u64;
                 (weights, format!("int{}", (stored * 32).checked_div(weights).unwrap_or(0)))
             }
         };
@@ -79,23 +97,4 @@ impl Part {
         *self.formats.entry(format).or_default() += 1;
         Ok(())
     }
-}
-
-/// Number of weights that a packed matrix stands for, from the tensor that holds its shape.
-fn packed_elements(catalog: &Catalog, name: &str) -> Result<u64> {
-    let tensor = catalog.require(name)?;
-    if tensor.dtype != safetensors::Dtype::I64 || tensor.shape != [2] {
-        return Err(Error::bad_file(
-            catalog.path_of(tensor),
-            format!("tensor {name} is {:?} {:?}; i64 [2] is expected", tensor.dtype, tensor.shape),
-        ));
-    }
-    let bytes = catalog.read(tensor)?;
-    let dims = bytes.chunks_exact(8).map(|b| {
-        let b: [u8; 8] = b.try_into().expect("chunks of eight bytes");
-        u64::try_from(i64::from_le_bytes(b)).ok()
-    });
-    dims.into_iter().try_fold(1u64, |product, dim| product.checked_mul(dim?)).ok_or_else(|| {
-        Error::bad_file(catalog.path_of(tensor), format!("tensor {name} is no shape"))
-    })
 }

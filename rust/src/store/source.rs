@@ -1,12 +1,16 @@
 //! Where a weight matrix lies on disk and in which format, so that it can be read at any time.
 
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::record::{IntLayout, MAX_ELEMENTS, MAX_GROUP, Part, format_name, load_record};
 use super::{Catalog, Tensor};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::matrix::{Bits, LINE, Matrix, TILE, padded_group};
+use crate::matrix::{Bits, Matrix, TILE};
 
-/// Largest number of elements one matrix may have; a cap on allocations that files can cause.
-const MAX_ELEMENTS: usize = 1 << 34;
+/// Groups that the C engine tries, in this order, where there are more scales than rows.
+const C_ENGINE_GROUPS: [usize; 8] = [16, 32, 48, 64, 96, 128, 192, 256];
 
 /// A weight matrix `[n_out, n_in]` on disk.
 #[derive(Clone, Debug)]
@@ -20,9 +24,19 @@ pub struct MatrixSource {
 enum Form {
     /// One float tensor.
     Plain { dtype: Dtype, weight: Tensor },
-    /// compressed-tensors "pack-quantized": signed integers offset to unsigned, packed into
-    /// little-endian 32-bit words from the lowest bits up, with one scale per group of inputs.
-    Packed { bits: Bits, group: usize, words: Tensor, scale_dtype: Dtype, scales: Tensor },
+    /// Integers packed from the lowest bits up with one scale per group of inputs:
+    /// compressed-tensors "pack-quantized", whose integers are all offset to unsigned, or the C
+    /// engine's, whose bytes are signed.
+    Packed {
+        bits: Bits,
+        signed_bytes: bool,
+        group: usize,
+        words: Tensor,
+        scale_dtype: Dtype,
+        scales: Tensor,
+    },
+    /// A part of a record, as the kernels read it.
+    Tiles { record: Tensor, parts: Arc<[Part]>, index: usize },
 }
 
 impl MatrixSource {
@@ -38,8 +52,22 @@ impl MatrixSource {
             ));
         }
         let packed = format!("{name}.weight_packed");
-        let form = if catalog.get(&packed).is_some() {
+        let form = if let Some((record, parts, index)) = catalog.part(name) {
+            let IntLayout { n_out: rows, n_in: inputs, .. } = parts[index].layout;
+            if (rows, inputs) != (n_out, n_in) {
+                return Err(Error::bad_file(
+                    catalog.path_of(record),
+                    format!(
+                        "matrix {name} has shape [{rows}, {inputs}], the configuration says \
+                         [{n_out}, {n_in}]"
+                    ),
+                ));
+            }
+            Form::Tiles { record: record.clone(), parts: Arc::clone(parts), index }
+        } else if catalog.get(&packed).is_some() {
             Self::find_packed(catalog, name, n_out, n_in)?
+        } else if let Some(scales) = catalog.get(&format!("{name}.weight.qs")) {
+            Self::find_flat(catalog, name, n_out, n_in, scales)?
         } else {
             let full = format!("{name}.weight");
             let weight = catalog.require(&full)?;
@@ -49,6 +77,14 @@ impl MatrixSource {
             Form::Plain { dtype: catalog.float_dtype(&full, weight)?, weight: weight.clone() }
         };
         Ok(Self { n_out, n_in, form })
+    }
+
+    /// Whether a matrix `name` is there in any form, whole or not.
+    pub fn exists(catalog: &Catalog, name: &str) -> bool {
+        catalog.part(name).is_some()
+            || [".weight", ".weight_packed"]
+                .iter()
+                .any(|end| catalog.get(&format!("{name}{end}")).is_some())
     }
 
     fn find_packed(catalog: &Catalog, name: &str, n_out: usize, n_in: usize) -> Result<Form> {
@@ -68,11 +104,18 @@ impl MatrixSource {
             )));
         };
         let groups = match scales.shape[..] {
-            [rows, groups] if rows == n_out && groups > 0 && n_in.is_multiple_of(groups) => groups,
+            [rows, groups]
+                if rows == n_out
+                    && groups > 0
+                    && n_in.is_multiple_of(groups)
+                    && n_in / groups <= MAX_GROUP =>
+            {
+                groups
+            }
             _ => return Err(refuse(format!("tensor {scale_name} has shape {:?}", scales.shape))),
         };
         let group = n_in / groups;
-        check_shape(catalog, &format!("{name}.weight_shape"), [n_out, n_in])?;
+        check_shape(catalog, name, [n_out, n_in])?;
         for unsupported in ["weight_zero_point", "weight_g_idx"] {
             if catalog.get(&format!("{name}.{unsupported}")).is_some() {
                 return Err(Error::Unsupported {
@@ -83,6 +126,7 @@ impl MatrixSource {
         }
         Ok(Form::Packed {
             bits,
+            signed_bytes: false,
             group,
             words: words.clone(),
             scale_dtype: catalog.float_dtype(&scale_name, scales)?,
@@ -90,25 +134,99 @@ impl MatrixSource {
         })
     }
 
-    /// Bytes read from disk to load the matrix.
+    /// The C engine's form: flat bytes, their format told by how many there are of them and of
+    /// their scales.
+    fn find_flat(
+        catalog: &Catalog,
+        name: &str,
+        n_out: usize,
+        n_in: usize,
+        scales: &Tensor,
+    ) -> Result<Form> {
+        let full = format!("{name}.weight");
+        let words = catalog.require(&full)?;
+        let refuse = |what: &str| {
+            Err(Error::bad_file(
+                catalog.path_of(words),
+                format!(
+                    "tensor {full} is {:?} of {} bytes with {} {:?} scales for [{n_out}, {n_in}]; {what}",
+                    words.dtype,
+                    words.bytes,
+                    scales.shape.iter().product::<usize>(),
+                    scales.dtype,
+                ),
+            ))
+        };
+        let is_bytes = matches!(words.dtype, safetensors::Dtype::U8 | safetensors::Dtype::I8);
+        if !is_bytes || scales.dtype != safetensors::Dtype::F32 {
+            return refuse("bytes with f32 scales are expected");
+        }
+        let n_scales = scales.bytes / Dtype::F32.bytes();
+        let by_row = n_scales == n_out;
+        let (bits, group) = if by_row && words.bytes == n_out * n_in {
+            (Bits::Eight, n_in)
+        } else if words.bytes != n_out * n_in.div_ceil(2) {
+            return refuse("int8 or int4 is expected");
+        } else if by_row {
+            (Bits::Four, n_in)
+        } else {
+            let fits = |group: &usize| n_out * n_in.div_ceil(*group) == n_scales;
+            let Some(group) = C_ENGINE_GROUPS.into_iter().find(fits) else {
+                return refuse("a scale per row or group is expected");
+            };
+            (Bits::Four, group)
+        };
+        if group > MAX_GROUP || !n_in.is_multiple_of(group) {
+            return refuse("groups that divide the inputs are expected");
+        }
+        Ok(Form::Packed {
+            bits,
+            signed_bytes: true,
+            group,
+            words: words.clone(),
+            scale_dtype: Dtype::F32,
+            scales: scales.clone(),
+        })
+    }
+
+    /// Bytes read from disk to load the matrix; the first one of a record has its padding.
     pub fn disk_bytes(&self) -> usize {
         match &self.form {
             Form::Plain { weight, .. } => weight.bytes,
             Form::Packed { words, scales, .. } => words.bytes + scales.bytes,
+            Form::Tiles { record, parts, index } => {
+                let bytes = |part: &Part| part.layout.record_bytes();
+                let padding = record.bytes - parts.iter().map(bytes).sum::<usize>();
+                bytes(&parts[*index]) + if *index == 0 { padding } else { 0 }
+            }
         }
     }
 
     /// Bytes the loaded matrix takes in memory.
     pub fn ram_bytes(&self) -> usize {
-        let rows = self.n_out.next_multiple_of(TILE);
-        match &self.form {
-            Form::Plain { dtype, .. } => rows * self.n_in * dtype.bytes(),
-            Form::Packed { bits, group, scale_dtype, .. } => {
-                let lines = padded_group(*group) / bits.inputs_per_line();
-                let groups = rows / TILE * (self.n_in / group);
-                groups * (lines * LINE + TILE * scale_dtype.bytes())
+        match (&self.form, self.int_layout()) {
+            (_, Some(layout)) => layout.ram_bytes(),
+            (Form::Plain { dtype, .. }, _) => {
+                self.n_out.next_multiple_of(TILE) * self.n_in * dtype.bytes()
             }
+            _ => unreachable!("all other forms are integers"),
         }
+    }
+
+    /// Shape and storage once loaded, if it has integers.
+    pub fn int_layout(&self) -> Option<IntLayout> {
+        match &self.form {
+            Form::Plain { .. } => None,
+            &Form::Packed { bits, group, scale_dtype: scales, .. } => {
+                Some(IntLayout { n_out: self.n_out, n_in: self.n_in, bits, group, scales })
+            }
+            Form::Tiles { parts, index, .. } => Some(parts[*index].layout),
+        }
+    }
+
+    /// Output rows and inputs.
+    pub fn shape(&self) -> [usize; 2] {
+        [self.n_out, self.n_in]
     }
 
     /// Number of weights.
@@ -120,65 +238,140 @@ impl MatrixSource {
     pub fn format(&self) -> String {
         match &self.form {
             Form::Plain { dtype, .. } => dtype.name().into(),
-            Form::Packed { bits: Bits::Four, group, .. } => format!("int4-g{group}"),
-            Form::Packed { bits: Bits::Eight, group, .. } => format!("int8-g{group}"),
+            Form::Packed { bits, group, .. } => format_name(*bits, *group),
+            Form::Tiles { parts, index, .. } => parts[*index].layout.format(),
         }
     }
 
     /// Reads the matrix and lays it out for the kernels.
     ///
     /// # Errors
-    /// [`Error::Io`] where reading fails.
+    /// [`Error::Io`] where reading fails, [`Error::BadFile`] for damaged bytes.
     pub fn load(&self, catalog: &Catalog) -> Result<Matrix> {
         match &self.form {
             Form::Plain { dtype, weight } => {
                 Ok(Matrix::from_plain(*dtype, &catalog.read(weight)?, self.n_out, self.n_in))
             }
-            Form::Packed { bits, group, words, scale_dtype, scales } => {
-                let (dtype, scales) = (*scale_dtype, catalog.read(scales)?);
-                let bytes = catalog.read(words)?;
-                let row_bytes = bytes.len() / self.n_out;
-                // Little-endian words packed from the low bits up are little-endian bytes.
-                let q = |row: usize, k: usize| match bits {
-                    Bits::Eight => bytes[row * row_bytes + k].wrapping_sub(128) as i8,
-                    Bits::Four => {
-                        let byte = bytes[row * row_bytes + k / 2];
-                        (if k.is_multiple_of(2) { byte & 15 } else { byte >> 4 }) as i8 - 8
-                    }
-                };
-                Ok(Matrix::from_int(*bits, self.n_out, self.n_in, *group, dtype, &scales, q))
+            Form::Packed { words, scales, signed_bytes, .. } => {
+                let (words, scales) = (catalog.read(words)?, catalog.read(scales)?);
+                Ok(self.unpack(self.n_out, &words, *signed_bytes, &scales))
             }
+            Form::Tiles { record, parts, index } => {
+                Ok(load_record(catalog, record, parts)?.swap_remove(*index))
+            }
+        }
+    }
+
+    /// Reads matrices that are used together; those that make up a record, at once.
+    ///
+    /// # Errors
+    /// As [`MatrixSource::load`].
+    pub fn load_all<const N: usize>(sources: [&Self; N], catalog: &Catalog) -> Result<[Matrix; N]> {
+        if let Some((record, parts)) = Self::whole_record(&sources) {
+            let matrices = load_record(catalog, record, parts)?;
+            return Ok(matrices.try_into().expect("as many as the record has"));
+        }
+        let matrices: Vec<Matrix> =
+            sources.iter().map(|source| source.load(catalog)).collect::<Result<_>>()?;
+        Ok(matrices.try_into().expect("one of each source"))
+    }
+
+    /// The record whose parts are exactly `sources`, in this order.
+    fn whole_record<'a>(sources: &[&'a Self]) -> Option<(&'a Tensor, &'a [Part])> {
+        let Form::Tiles { record, parts, .. } = &sources[0].form else { return None };
+        let is_part = |(i, source): (usize, &&Self)| match &source.form {
+            Form::Tiles { parts: others, index, .. } => Arc::ptr_eq(parts, others) && *index == i,
+            _ => false,
+        };
+        (parts.len() == sources.len() && sources.iter().enumerate().all(is_part))
+            .then_some((record, &**parts))
+    }
+
+    /// Reads some rows of a matrix that is not in a record, as a matrix of its own.
+    ///
+    /// # Errors
+    /// [`Error::Io`] where reading fails.
+    pub fn load_rows(&self, catalog: &Catalog, rows: Range<usize>) -> Result<Matrix> {
+        let read = |tensor: &Tensor| {
+            let row_bytes = tensor.bytes / self.n_out;
+            let mut bytes = vec![0; rows.len() * row_bytes];
+            catalog.read_at(tensor, rows.start * row_bytes, &mut bytes).map(|()| bytes)
+        };
+        match &self.form {
+            Form::Plain { dtype, weight } => {
+                Ok(Matrix::from_plain(*dtype, &read(weight)?, rows.len(), self.n_in))
+            }
+            Form::Packed { words, scales, signed_bytes, .. } => {
+                Ok(self.unpack(rows.len(), &read(words)?, *signed_bytes, &read(scales)?))
+            }
+            Form::Tiles { .. } => unreachable!("the converter refuses sources with records"),
+        }
+    }
+
+    /// Lays out `n_rows` rows of packed integers.
+    fn unpack(&self, n_rows: usize, bytes: &[u8], signed_bytes: bool, scales: &[u8]) -> Matrix {
+        let Some(IntLayout { bits, group, scales: dtype, .. }) = self.int_layout() else {
+            unreachable!("packed words are integers")
+        };
+        let row_bytes = bytes.len() / n_rows;
+        // Little-endian words packed from the low bits up are little-endian bytes.
+        let offset = if signed_bytes { 0 } else { 128 };
+        let q = |row: usize, k: usize| match bits {
+            Bits::Eight => bytes[row * row_bytes + k].wrapping_sub(offset) as i8,
+            Bits::Four => {
+                let byte = bytes[row * row_bytes + k / 2];
+                (if k.is_multiple_of(2) { byte & 15 } else { byte >> 4 }) as i8 - 8
+            }
+        };
+        Matrix::from_int(bits, n_rows, self.n_in, group, dtype, scales, q)
+    }
+}
+
+impl Catalog {
+    /// `[n_out, n_in]` of the packed matrix `name`, from the tensor that holds its shape.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] for a tensor that is missing or holds no shape.
+    pub fn packed_shape(&self, name: &str) -> Result<[usize; 2]> {
+        let name = format!("{name}.weight_shape");
+        let tensor = self.require(&name)?;
+        let refuse = |found: String| {
+            Error::bad_file(
+                self.path_of(tensor),
+                format!("tensor {name} is {found}; i64 [2] is expected"),
+            )
+        };
+        if tensor.dtype != safetensors::Dtype::I64 || tensor.shape != [2] {
+            return Err(refuse(format!("{:?} of shape {:?}", tensor.dtype, tensor.shape)));
+        }
+        let bytes = self.read(tensor)?;
+        let (dims, _) = bytes.as_chunks::<8>();
+        let [n_out, n_in] = [dims[0], dims[1]].map(i64::from_le_bytes);
+        let shape = [n_out, n_in].map(|n| usize::try_from(n).ok());
+        match shape {
+            [Some(n_out), Some(n_in)] if n_out.checked_mul(n_in).is_some() => Ok([n_out, n_in]),
+            _ => Err(refuse(format!("[{n_out}, {n_in}]"))),
         }
     }
 }
 
 /// Refuses a tensor that gives a packed matrix another shape than it has; it may be missing.
 fn check_shape(catalog: &Catalog, name: &str, expected: [usize; 2]) -> Result<()> {
-    let Some(tensor) = catalog.get(name) else { return Ok(()) };
-    let refuse = |found: String| {
-        Err(Error::bad_file(
+    let full = format!("{name}.weight_shape");
+    let Some(tensor) = catalog.get(&full) else { return Ok(()) };
+    match catalog.packed_shape(name)? {
+        shape if shape == expected => Ok(()),
+        shape => Err(Error::bad_file(
             catalog.path_of(tensor),
-            format!("tensor {name} is {found}; i64 {expected:?} is expected"),
-        ))
-    };
-    if tensor.dtype != safetensors::Dtype::I64 || tensor.shape != [2] {
-        return refuse(format!("{:?} of shape {:?}", tensor.dtype, tensor.shape));
+            format!("tensor {full} is {shape:?}; {expected:?} is expected"),
+        )),
     }
-    let bytes = catalog.read(tensor)?;
-    let (dims, _) = bytes.as_chunks::<8>();
-    if !dims.iter().map(|dim| u64::from_le_bytes(*dim)).eq(expected.map(|n| n as u64)) {
-        return refuse(format!(
-            "{:?}",
-            dims.iter().map(|d| i64::from_le_bytes(*d)).collect::<Vec<_>>()
-        ));
-    }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use safetensors::Dtype::{F32, I32, I64};
+    use safetensors::Dtype::{F32, I32, I64, U8};
     use safetensors::tensor::{TensorView, serialize_to_file};
 
     #[test]
@@ -207,5 +400,71 @@ mod tests {
             assert!(error.contains("m.weight_shape"), "{error}");
         }
         assert!(find(Some((I32, &[4, 0, 0, 0, 8, 0, 0, 0]))).is_err());
+    }
+
+    /// What is found of `n_bytes` and `n_scales` of the C engine's form, and the values.
+    fn flat(
+        n_out: usize,
+        n_in: usize,
+        n_bytes: usize,
+        n_scales: usize,
+        scale_dtype: safetensors::Dtype,
+    ) -> Result<Matrix> {
+        let dir = tempfile::tempdir().expect("a folder");
+        let bytes: Vec<u8> = (0..n_bytes).map(|i| (i * 37) as u8).collect();
+        let scales: Vec<u8> = (0..n_scales).flat_map(|i| (i as f32 + 0.5).to_le_bytes()).collect();
+        let tensors = [
+            ("m.weight", TensorView::new(U8, vec![n_bytes], &bytes).expect("bytes")),
+            ("m.weight.qs", TensorView::new(scale_dtype, vec![n_scales], &scales).expect("scales")),
+        ];
+        serialize_to_file(tensors, None, &dir.path().join("model.safetensors")).expect("a file");
+        let catalog = Catalog::open(dir.path())?;
+        MatrixSource::find(&catalog, "m", n_out, n_in)?.load(&catalog)
+    }
+
+    #[test]
+    fn the_c_engines_integers_are_told_by_their_number() {
+        for (n_out, n_in, four, group) in [
+            (17usize, 24usize, false, 24),
+            (17, 24, true, 24),
+            (3, 21, true, 21),
+            (17, 64, true, 16),
+            (2, 128, true, 64),
+            (2, 512, true, 256),
+        ] {
+            let row_bytes = if four { n_in.div_ceil(2) } else { n_in };
+            let groups = n_in / group;
+            let m = flat(n_out, n_in, n_out * row_bytes, n_out * groups, F32).expect("known");
+            assert_eq!(m.format(), format!("int{}-g{group}", if four { 4 } else { 8 }));
+            for i in 0..n_out * n_in {
+                let (row, k) = (i / n_in, i % n_in);
+                let byte = |at: usize| ((row * row_bytes + at) * 37) as u8;
+                let value = match (four, k % 2) {
+                    (false, _) => i32::from(byte(k) as i8),
+                    (true, 0) => i32::from(byte(k / 2) & 15) - 8,
+                    (true, _) => i32::from(byte(k / 2) >> 4) - 8,
+                };
+                let scale = (row * groups + k / group) as f32 + 0.5;
+                assert_eq!(m.get(row, k), value as f32 * scale, "{row}, {k} of {n_in}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_none_of_the_c_engines_integers_is_refused() {
+        for (n_bytes, n_scales) in [
+            (16 * 64 - 1, 16),  // too few bytes
+            (16 * 16, 16),      // int2
+            (16 * 24, 16),      // int3
+            (16 * 64, 1),       // fp8 in blocks
+            (16 * 32, 15),      // no whole number of groups
+            (16 * 32, 16 * 64), // groups of one
+            (16 * 32, 0),
+        ] {
+            assert!(flat(16, 64, n_bytes, n_scales, F32).is_err(), "{n_bytes}, {n_scales}");
+        }
+        // Groups of 48 do not divide 64 inputs; nor are scales anything but f32.
+        assert!(flat(16, 100, 16 * 50, 16 * 3, F32).is_err());
+        assert!(flat(16, 64, 16 * 64, 16, I32).is_err());
     }
 }
