@@ -29,10 +29,13 @@ Fake = Callable[..., FakeEngineFiles]
 class Running:
     """A started engine that is stopped at the end."""
 
-    def __init__(self, files: FakeEngineFiles, **settings: Any) -> None:
+    def __init__(self, files: FakeEngineFiles, *, answer_s: float = 5.0, **settings: Any) -> None:
         self.log: list[str] = []
         self.engine = Engine(
-            files.config(**settings), on_log=self.log.append, backoff_s=FAST_BACKOFF_S
+            files.config(**settings),
+            on_log=self.log.append,
+            backoff_s=FAST_BACKOFF_S,
+            answer_s=answer_s,
         )
 
     async def __aenter__(self) -> Engine:
@@ -272,6 +275,48 @@ async def test_cancel_frees_the_slot_when_the_engine_says_so(fake: Fake) -> None
         turn.stop()
         await asyncio.sleep(0.05)
         assert files.count("CANCEL") + files.count("STOP") == 1
+
+
+@pytest.mark.parametrize("verb", ["STOP", "CANCEL"])
+async def test_an_engine_that_falls_silent_is_ended_once_it_was_told_to_end_a_turn(
+    fake: Fake, verb: str
+) -> None:
+    files = fake(lives=[{"silent_after": 1}])
+    async with Running(files, answer_s=0.2) as engine:
+        await engine.wait_ready()
+        ended: list[str] = []
+        first = submit(engine, slot=0, on_end=lambda: ended.append("first"))
+        await first.take()
+        other = submit(engine, slot=1)
+        await asyncio.sleep(0.3)  # a long silence is no fault by itself
+        assert engine.state.name == "ready"
+        if verb == "STOP":
+            first.stop()
+        else:
+            first.cancel()
+        with pytest.raises(EngineDied, match=rf": it did not answer {verb} for 0\.2 s$"):
+            await events(other)
+        assert ended == ["first"]
+        assert engine.state.reason == f"it did not answer {verb} for 0.2 s"
+        await until(lambda: engine.state.name == "ready")
+        assert text(await events(submit(engine))) == "Hello there, friend."
+    assert files.lives == 2
+
+
+async def test_an_engine_that_goes_on_with_a_stopped_turn_is_let_finish(fake: Fake) -> None:
+    """Those of the first protocol do not know STOP; each record shows that they live."""
+    files = fake(deaf=True, repeat=4, token_s=0.05)
+    async with Running(files, answer_s=0.4) as engine:
+        await engine.wait_ready()
+        stopped, cancelled = submit(engine, slot=0), submit(engine, slot=1)
+        await stopped.take()
+        stopped.stop()
+        cancelled.cancel()
+        assert isinstance((await events(stopped))[-1], frames.Done)
+        await until(lambda: engine.in_flight == 0)
+        await asyncio.sleep(0.5)
+        assert engine.state.name == "ready"
+    assert files.lives == 1
 
 
 async def test_stop_ends_as_a_success(fake: Fake) -> None:
