@@ -76,11 +76,28 @@ def test_the_example_host_answers_every_prompt() -> None:
     assert all(prompt in result.stdout for prompt in prompts)
 
 
+def test_the_example_host_is_started_as_it_and_the_readme_say() -> None:
+    script = ROOT / "examples" / "host.py"
+    usage = run([sys.executable, str(script)])
+    assert usage.returncode == 1
+    [command] = re.findall(r"^  (MODEL=.*\n)  (python3 .*\n)", usage.stderr, re.MULTILINE)
+    shown = "".join(command)
+    assert f"```sh\n{shown}```" in (ROOT / "README.md").read_text(encoding="utf-8")
+    result = run(["sh", "-ec", shown])
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count(" a second]\n") == 2
+    assert len(script.read_text(encoding="utf-8").splitlines()) <= 60
+
+
 def test_the_example_host_says_when_there_is_no_engine(tmp_path: Path) -> None:
     script = ROOT / "examples" / "host.py"
     result = run([sys.executable, str(script), str(tmp_path), "Hello"])
     assert result.returncode == 1
     assert "the engine ended before it was ready" in result.stderr
+    result = run([sys.executable, str(script), str(tmp_path), "Hello"], PATH=str(tmp_path))
+    assert result.returncode == 1
+    [line] = result.stderr.splitlines()
+    assert line.startswith("error: cannot start colibri-engine")
 
 
 def test_the_page_of_the_fake_engine_lists_every_key() -> None:
@@ -90,7 +107,7 @@ def test_the_page_of_the_fake_engine_lists_every_key() -> None:
     assert {name: (of, json.loads(default)) for name, of, default in rows} == {
         entry.name: (TYPES[str(entry.type)], defaults[entry.name]) for entry in fields(Scenario)
     }
-    scripts = re.findall(r"^```json\n(.*?)```|`(\{\".*?\})`|^(\{\".*)$", page, re.S | re.M)
+    scripts = re.findall(r'^(\{".*?\})$|`(\{".*?\})`', page, re.MULTILINE)
     assert len(scripts) >= 5
     for script in map("".join, scripts):
         check(json.loads(script), script)
