@@ -264,7 +264,9 @@ class Engine:
         self._ready_timer: asyncio.TimerHandle | None = None
         # Of the turn that ends next.
         self._prof: frames.Prof | None = None
-        self._ready_at = 0.0
+        self._was_ready = False
+        # Of this process, once it is.
+        self._ready_at: float | None = None
         self._start_error: EngineStartError | None = None
         self.on_state: Callable[[EngineState], None] = lambda _state: None
 
@@ -372,12 +374,14 @@ class Engine:
         attempt = 0
         while True:
             cause, hint = await self._run_once()
+            ready_at, self._ready_at = self._ready_at, None
             if self._state.name == "stopping":
                 return
-            if self._ready_at == 0.0 and self._start_error is not None:
+            if not self._was_ready and self._start_error is not None:
                 self._set(EngineState(name="failed", reason=cause, hint=hint))
                 return
-            if asyncio.get_running_loop().time() - self._ready_at > STABLE_S:
+            now = asyncio.get_running_loop().time()
+            if ready_at is not None and now - ready_at > STABLE_S:
                 attempt = 0
             wait_s = self._backoff_s[min(attempt, len(self._backoff_s) - 1)]
             attempt += 1
@@ -423,7 +427,7 @@ class Engine:
                 self._ready_timer = None
             # Also on cancellation: nobody may wait for a process that is gone.
             self._fail_all(cause)
-        if self._ready_at == 0.0:
+        if not self._was_ready:
             message = process.error or f"the engine did not start: {cause}"
             self._start_error = EngineStartError(message, hint=hint, exit_code=exit_code)
         return cause, hint
@@ -536,6 +540,7 @@ class Engine:
             self._ready_timer.cancel()
             self._ready_timer = None
         if self._state.name in ("starting", "loading"):
+            self._was_ready = True
             self._ready_at = asyncio.get_running_loop().time()
             self._set(EngineState(name="ready", restarts=self._state.restarts))
 

@@ -183,6 +183,26 @@ async def test_failing_starts_are_retried_with_growing_waits(fake: Fake) -> None
         assert engine.state.restarts == 3
 
 
+async def test_only_a_life_that_served_begins_the_waits_again(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("colibri.engine.STABLE_S", 0.2)
+    fails = {"exit_before_ready": 1, "load_s": 0.1}
+    files = fake(lives=[{"exit_after": 1}, fails, fails, fails, {"exit_after": 1}])
+    async with Running(files) as engine:
+        await engine.wait_ready()
+        waits = []
+        engine.on_state = lambda state: waits.append(state.retry_in_s)
+        for restarts in (4, 5):
+            await asyncio.sleep(0.3)
+            with pytest.raises(EngineDied):
+                await events(submit(engine))
+            await until(lambda n=restarts: engine.state.restarts == n)
+            await until(lambda: engine.state.name == "ready")
+        # Three that did not start come in between; time that passes meanwhile is nobody's service.
+        assert [wait for wait in waits if wait is not None] == [0.05, 0.1, 0.1, 0.1, 0.05]
+
+
 HANDSHAKE = (
     b"\x01\x01READY\x01\x01\nSTAT 0 0.00 0.0 0.01\nHWINFO 2 8.0 4.0 0 0.0 cpu|none\nGPUS 0\n"
     b"TIERS 0 1 1 0.00 0.01\nEMAP 1 2 4001\nCAPS proto=1 ctx=64 slots=1\n"
