@@ -47,7 +47,7 @@ def main() -> int:
             write(END + b"STAT 0 0.00 0.0 0.50\n")
             continue
         if reason := scenario.get("refuse"):
-            print(f"error: request 1: {reason}", file=sys.stderr, flush=True)
+            print(f"error: request: {reason}", file=sys.stderr, flush=True)
             write(END + b"STAT 0 0.00 0.0 0.50 0 0\n")
             continue
         said = 0

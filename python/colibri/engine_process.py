@@ -62,6 +62,20 @@ class EngineConfig:
             argv += ["--threads", str(self.threads)]
         return [*argv, "--progress"]
 
+    def environment(self) -> dict[str, str]:
+        """Returns our environment with the same settings, for engines that read no flags.
+
+        ``SNAP`` and ``RAM_GB`` are the names that the C engine has for the model and the budget.
+        """
+        env = {**os.environ, "SERVE": "1", "SERVE_BATCH": "1"}
+        if "--mux" not in self.protocol:
+            del env["SERVE_BATCH"]
+        env |= {"KV_SLOTS": str(self.slots), "CTX": str(self.ctx)}
+        env |= {"COLI_MODEL": str(self.model), "SNAP": str(self.model)}
+        if self.ram_gb is not None:
+            env["RAM_GB"] = f"{self.ram_gb:g}"
+        return env
+
     def cannot_start(self, error: OSError) -> tuple[str, str]:
         """Returns the cause and the advice where starting failed with ``error``."""
         reason, hint = explain(error)
@@ -103,6 +117,7 @@ class Process(ABC):
         try:
             process = await asyncio.create_subprocess_exec(
                 *config.argv(),
+                env=config.environment(),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=engine_end,
                 stderr=asyncio.subprocess.PIPE,

@@ -17,6 +17,7 @@ from typing import TypeAlias
 from colibri.engine import LOADING_STOP_STEP_S, STOP_STEP_S
 from colibri.engine_process import EngineConfig, Process
 from colibri.errors import EngineDied, EngineError, EngineStartError, ProtocolError
+from colibri.last_words import REQUEST_ERROR
 from colibri.text_filters import held_back
 
 READY = b"\x01\x01READY\x01\x01"
@@ -24,7 +25,6 @@ END = b"\x01\x01END\x01\x01"
 # A line that says what an answer cost; anything longer is something else.
 MAX_STAT_BYTES = 4096
 _STAT = re.compile(rb"STAT +(\d{1,18})(?: +[^ =]+){3}(?: +(\d{1,18}) +(\d+)\b(?!=))?")
-_REFUSAL = re.compile(r"error: request \d+: ")
 # How much later than an empty answer its reason may come.
 REFUSAL_WAIT_S = 0.2
 
@@ -221,7 +221,7 @@ class LegacyEngine:
             await asyncio.wait({self._life})
 
     def _log(self, line: str) -> None:
-        refusal = _REFUSAL.match(line)
+        refusal = REQUEST_ERROR.match(line)
         if refusal is None:
             self._on_log(line)
         else:

@@ -332,9 +332,10 @@ impl<'a> Session<'a> {
     }
 }
 
-/// Says on stderr why there is no answer; the protocol has no words for it.
+/// Says on stderr why there is no answer; the protocol has no words for it. "request" tells it from
+/// errors that end the process.
 fn report(error: &Error) {
-    eprintln!("error: request {REQUEST}: {error}");
+    eprintln!("error: request: {error}");
 }
 
 fn idle_stat() -> StatRecord {

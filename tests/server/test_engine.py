@@ -29,10 +29,13 @@ Fake = Callable[..., FakeEngineFiles]
 class Running:
     """A started engine that is stopped at the end."""
 
-    def __init__(self, files: FakeEngineFiles, **settings: Any) -> None:
+    def __init__(self, files: FakeEngineFiles, *, answer_s: float = 5.0, **settings: Any) -> None:
         self.log: list[str] = []
         self.engine = Engine(
-            files.config(**settings), on_log=self.log.append, backoff_s=FAST_BACKOFF_S
+            files.config(**settings),
+            on_log=self.log.append,
+            backoff_s=FAST_BACKOFF_S,
+            answer_s=answer_s,
         )
 
     async def __aenter__(self) -> Engine:
@@ -180,6 +183,26 @@ async def test_failing_starts_are_retried_with_growing_waits(fake: Fake) -> None
         assert engine.state.restarts == 3
 
 
+async def test_only_a_life_that_served_begins_the_waits_again(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("colibri.engine.STABLE_S", 0.2)
+    fails = {"exit_before_ready": 1, "load_s": 0.1}
+    files = fake(lives=[{"exit_after": 1}, fails, fails, fails, {"exit_after": 1}])
+    async with Running(files) as engine:
+        await engine.wait_ready()
+        waits = []
+        engine.on_state = lambda state: waits.append(state.retry_in_s)
+        for restarts in (4, 5):
+            await asyncio.sleep(0.3)
+            with pytest.raises(EngineDied):
+                await events(submit(engine))
+            await until(lambda n=restarts: engine.state.restarts == n)
+            await until(lambda: engine.state.name == "ready")
+        # Three that did not start come in between; time that passes meanwhile is nobody's service.
+        assert [wait for wait in waits if wait is not None] == [0.05, 0.1, 0.1, 0.1, 0.05]
+
+
 HANDSHAKE = (
     b"\x01\x01READY\x01\x01\nSTAT 0 0.00 0.0 0.01\nHWINFO 2 8.0 4.0 0 0.0 cpu|none\nGPUS 0\n"
     b"TIERS 0 1 1 0.00 0.01\nEMAP 1 2 4001\nCAPS proto=1 ctx=64 slots=1\n"
@@ -272,6 +295,48 @@ async def test_cancel_frees_the_slot_when_the_engine_says_so(fake: Fake) -> None
         turn.stop()
         await asyncio.sleep(0.05)
         assert files.count("CANCEL") + files.count("STOP") == 1
+
+
+@pytest.mark.parametrize("verb", ["STOP", "CANCEL"])
+async def test_an_engine_that_falls_silent_is_ended_once_it_was_told_to_end_a_turn(
+    fake: Fake, verb: str
+) -> None:
+    files = fake(lives=[{"silent_after": 1}])
+    async with Running(files, answer_s=0.2) as engine:
+        await engine.wait_ready()
+        ended: list[str] = []
+        first = submit(engine, slot=0, on_end=lambda: ended.append("first"))
+        await first.take()
+        other = submit(engine, slot=1)
+        await asyncio.sleep(0.3)  # a long silence is no fault by itself
+        assert engine.state.name == "ready"
+        if verb == "STOP":
+            first.stop()
+        else:
+            first.cancel()
+        with pytest.raises(EngineDied, match=rf": it did not answer {verb} for 0\.2 s$"):
+            await events(other)
+        assert ended == ["first"]
+        assert engine.state.reason == f"it did not answer {verb} for 0.2 s"
+        await until(lambda: engine.state.name == "ready")
+        assert text(await events(submit(engine))) == "Hello there, friend."
+    assert files.lives == 2
+
+
+async def test_an_engine_that_goes_on_with_a_stopped_turn_is_let_finish(fake: Fake) -> None:
+    """Those of the first protocol do not know STOP; each record shows that they live."""
+    files = fake(deaf=True, repeat=4, token_s=0.05)
+    async with Running(files, answer_s=0.4) as engine:
+        await engine.wait_ready()
+        stopped, cancelled = submit(engine, slot=0), submit(engine, slot=1)
+        await stopped.take()
+        stopped.stop()
+        cancelled.cancel()
+        assert isinstance((await events(stopped))[-1], frames.Done)
+        await until(lambda: engine.in_flight == 0)
+        await asyncio.sleep(0.5)
+        assert engine.state.name == "ready"
+    assert files.lives == 1
 
 
 async def test_stop_ends_as_a_success(fake: Fake) -> None:
