@@ -180,6 +180,65 @@ fn a_file_over_the_limit_is_refused() {
 }
 
 #[test]
+fn the_longest_token_bounds_what_a_prompt_can_hold() {
+    for (tokenizer, cases) in fixtures() {
+        assert!(!tokenizer.may_shrink());
+        for case in cases.as_array().unwrap() {
+            let text = case["text"].as_str().unwrap();
+            let most = case["ids"].as_array().unwrap().len() * tokenizer.max_token_bytes();
+            assert!(text.len() <= most, "{text:?}");
+        }
+    }
+    // Three bytes in the text, one in the token.
+    let spaces = "\u{2581}".repeat(64);
+    let mixtral = Tokenizer::load(data("tokenizers/mixtral/tokenizer.json")).unwrap();
+    let ids = mixtral.encode(&spaces, false).unwrap();
+    assert!(spaces.len() <= ids.len() * mixtral.max_token_bytes());
+
+    let composed = load_changed(|file| file["normalizer"] = json!({"type": "NFC"})).unwrap();
+    assert!(!composed.may_shrink());
+    assert_eq!(composed.max_token_bytes(), 3 * glm("glm4_moe").max_token_bytes());
+}
+
+#[test]
+fn what_may_drop_text_is_told() {
+    let changes: [(&str, fn(&mut Value)); 9] = [
+        ("strip", |file| {
+            file["normalizer"] = json!({"type": "Strip", "strip_left": true, "strip_right": true});
+        }),
+        ("unknown form", |file| file["normalizer"] = json!({"type": "NFKD"})),
+        ("replace", |file| {
+            file["normalizer"] =
+                json!({"type": "Replace", "pattern": {"String": "ab"}, "content": "a"});
+        }),
+        ("regex", |file| {
+            file["normalizer"] =
+                json!({"type": "Replace", "pattern": {"Regex": "a+"}, "content": "aaaa"});
+        }),
+        ("nested", |file| {
+            file["normalizer"] = json!({"type": "Sequence", "normalizers": [
+                {"type": "NFC"}, {"type": "Sequence", "normalizers": [{"type": "StripAccents"}]}]});
+        }),
+        ("removed", |file| {
+            file["pre_tokenizer"]["pretokenizers"][0]["behavior"] = json!("Removed");
+        }),
+        ("whitespace", |file| {
+            file["pre_tokenizer"]["pretokenizers"][0] = json!({"type": "Whitespace"});
+        }),
+        ("space beside added tokens", |file| file["added_tokens"][0]["lstrip"] = json!(true)),
+        ("a byte without token", |file| {
+            file["model"]["merges"] = json!([]);
+            let vocab = file["model"]["vocab"].as_object_mut().unwrap();
+            let id = vocab.shift_remove("!").unwrap();
+            vocab.insert("a token that is no byte".to_owned(), id);
+        }),
+    ];
+    for (name, change) in changes {
+        assert!(load_changed(change).unwrap().may_shrink(), "{name}");
+    }
+}
+
+#[test]
 fn files_that_blow_text_up_are_refused() {
     let replace = |pattern: Value, content: &str| json!({"type": "Replace", "pattern": pattern, "content": content});
     let doubling = replace(json!({"String": "a"}), "aa");
