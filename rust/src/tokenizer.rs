@@ -162,18 +162,15 @@ impl Tokenizer {
         self.token_bytes.len()
     }
 
-    /// Most bytes of text that one token can stand for, at least 1.
+    /// The least number of tokens that `bytes` bytes of text can be, told without looking at them.
     ///
-    /// That is the longest token, or three times it where the text is composed to NFC first. Text
-    /// of more than `n` times this many bytes never fits in `n` tokens, unless [`Self::may_shrink`].
-    pub fn max_token_bytes(&self) -> usize {
-        (self.token_bytes.longest() * self.shrinkage.unwrap_or(1)).max(1)
-    }
-
-    /// Whether encoding may drop text or merge any amount of it into one token, by a normaliser,
-    /// a pre-tokenizer or an unknown token; true also where that cannot be excluded.
-    pub fn may_shrink(&self) -> bool {
-        self.shrinkage.is_none()
+    /// A token stands for at most as many bytes as the longest one has, or three times that where
+    /// text is composed to NFC first. 0 where encoding may drop text or merge any amount of it into
+    /// one token, by a normaliser, a pre-tokenizer or an unknown token, or where that cannot be
+    /// excluded.
+    pub fn least_tokens(&self, bytes: usize) -> usize {
+        let longest = self.shrinkage.map(|factor| (self.token_bytes.longest() * factor).max(1));
+        longest.map_or(0, |longest| bytes.div_ceil(longest))
     }
 
     /// The id of a token by its text, as it is spelled in the file.
