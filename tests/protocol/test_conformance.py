@@ -489,7 +489,7 @@ READY = "import time; print('\\1\\1READY\\1\\1', flush=True); "
                 "-c",
                 "import sys; sys.exit('error: no model\\nhint: give one')",
             ],
-            "the engine ended with exit code 1: error: no model",
+            "the engine ended with exit code 1: no model",
         ),
         (["--", "no-such-engine"], "no-such-engine cannot be started: No such file or directory"),
         (["--", *find_engine(), "--model", "nowhere"], "the engine ended with exit code 1: "),

@@ -111,7 +111,7 @@ class Session:
             message = f"the engine was not ready after {self._settings.start_timeout_s:g} s"
             raise EngineStartError(message, exit_code=EXIT_USAGE) from None
         if first is None:
-            words = self.process.last_words() or "it said nothing"
+            words = self.process.last_words().removeprefix("error: ") or "it said nothing"
             message = f"the engine ended with exit code {self.process.exit_code()}: {words}"
             raise EngineStartError(message, exit_code=EXIT_USAGE)
         self.handshake.append(first)
