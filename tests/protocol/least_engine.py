@@ -1,4 +1,7 @@
-"""The least that can be judged: READY, STAT, and each SUBMIT answered by DATA and DONE."""
+"""The least that can be judged: READY, STAT, and each SUBMIT answered by DATA and DONE.
+
+With an argument, other commands end it.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ def main() -> None:
     while line := requests.readline():
         words = line.split()
         if words[:1] != [b"SUBMIT"]:
+            if sys.argv[1:]:
+                sys.exit("what is that?")
             continue
         requests.read(int(words[3]) + 1)
         answer = b"DATA %b 2\nhi\nDONE %b STAT 1 0.00 0.0 0.10 1 0\n"

@@ -15,6 +15,7 @@ import colibri
 from breaker import FAULTS
 from colibri import _core
 from colibri.conformance.matcher import Matcher, Mismatch
+from colibri.conformance.monitor import RULES as MONITORED
 from colibri.conformance.player import Outcome, Suite, read_rules
 from colibri.conformance.session import Session, Settings, is_final
 from colibri.conformance.transcript import TAGS, Start, Transcript, parse
@@ -116,6 +117,13 @@ def test_rules_claim_to_cover_what_is_documented() -> None:
     covered = {name for rule in RULES for name in rule.covers}
     further = {"env:KV_SLOTS", "env:SERVE_TOPK", "option:bare", "select:mux"}
     assert covered - documented() == further
+
+
+def test_the_page_has_their_true_numbers() -> None:
+    page = (DOCUMENT.parent / "conformance.md").read_text(encoding="utf-8")
+    assert f"There are {len(RULES)} rules as files and {len(MONITORED)} about" in page
+    seed = [rule for rule in [*RULES, *MONITORED] if rule.tag == "seed"]
+    assert f"these are the {len(seed)} that" in page
 
 
 def test_rules_are_told_apart() -> None:
@@ -286,10 +294,14 @@ def test_extra_kinds_hide_nothing_where_no_wire_mode_was_set(tmp_path: Path) -> 
     assert found["wire/seed"] == ("skip", "no wire mode was set")
 
 
-def test_the_least_engine_is_judged() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [([], "nothing came in 1 s"), (["strict"], "it ended with exit code 1")],
+)
+def test_the_least_engine_is_judged(arguments: list[str], problem: str) -> None:
     names = ("submit/answered", "cancel/not-found", "block/order", "turn/greedy", "turn/batched")
     rules = [rule for rule in RULES if rule.rule in names]
-    command = [sys.executable, str(HERE / "least_engine.py")]
+    command = [sys.executable, str(HERE / "least_engine.py"), *arguments]
     outcome = judge(command, rules=rules, tags=("seed",), patience=1)
     found = {result.rule: result.outcome for result in outcome.results}
     assert {name: found[name] for name in names} == {
@@ -302,7 +314,7 @@ def test_the_least_engine_is_judged() -> None:
     details = failed(outcome)
     assert details["always/not-found"] == (
         "CANCEL of an id that is not in flight must be answered by ERROR id NOT_FOUND (section 2);"
-        " nothing came in 1 s (at the start)"
+        f" {problem} (at the start)"
     )
     assert details["always/handshake"].startswith("DATA instead of HWINFO")
     assert found["always/data-count"] == "pass"
@@ -480,7 +492,7 @@ READY = "import time; print('\\1\\1READY\\1\\1', flush=True); "
         ),
         (
             ["--timeout", "1", "--", sys.executable, "-c", READY],
-            "the engine said READY, but then: it ended with exit code 0",
+            "it ended with exit code 0",
         ),
         (
             [

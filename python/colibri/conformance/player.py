@@ -238,6 +238,11 @@ class Suite:
             self._handshake = problem.handshake
             finding = Finding("not-found", str(problem), b"")
             self._findings["not-found"] = _Seen(finding, "at the start", b"", None)
+            session = Session(self._settings, start, folder, self._handshake)
+            try:
+                session.check_that_it_answers()
+            finally:
+                session.process.close()
             return Session(self._settings, start, folder, self._handshake)
 
     def _end(self) -> None:

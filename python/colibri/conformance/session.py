@@ -39,8 +39,12 @@ class Settings:
     start_timeout_s: float = 120.0
 
 
+class Ended(Mismatch):
+    """The engine ended."""
+
+
 class Unanswered(Mismatch):
-    """A CANCEL of no request was not answered.
+    """A CANCEL of no request was not answered as it should.
 
     Attributes:
         handshake: how many records came before that.
@@ -69,8 +73,8 @@ class Session:
 
     Raises:
         EngineStartError: it does not say READY.
-        Unanswered: a CANCEL is not answered, but a SUBMIT is.
-        Mismatch: neither is, or what it says cannot be read.
+        Unanswered: it says READY, and does not answer a CANCEL.
+        Mismatch: what it says cannot be read.
 
     Attributes:
         start: how it was started.
@@ -119,10 +123,10 @@ class Session:
         if self._records_first is None:
             try:
                 self.fence(self.handshake.append)
-            except Unanswered as problem:
-                self._check_that_it_answers()
-                problem.handshake = len(self.handshake)
-                raise
+            except (Unanswered, Ended) as problem:
+                told = problem if isinstance(problem, Unanswered) else Unanswered(str(problem))
+                told.handshake = len(self.handshake)
+                raise told from None
         while len(self.handshake) < (self._records_first or 0):
             self.handshake.append(self._next())
         for record in self.handshake:
@@ -131,19 +135,24 @@ class Session:
                 if key == "submit":
                     self.offered = set(value.split(","))
 
-    def _check_that_it_answers(self) -> None:
+    def check_that_it_answers(self) -> None:
+        """Sends a SUBMIT, and waits for a record about it.
+
+        Raises:
+            Mismatch: none comes.
+        """
         self._fences += 1
         self.process.send(b"SUBMIT %d 0 3 1 0 1\nabc\n" % self._fences)
         try:
             while request_of(self._next()) != self._fences:
                 pass
-        except Silence as silence:
-            raise Mismatch(f"neither CANCEL nor SUBMIT is answered: {silence}") from None
+        except (Silence, Ended) as problem:
+            raise Mismatch(f"neither CANCEL nor SUBMIT is answered: {problem}") from None
 
     def _next(self, timeout_s: float | None = None) -> bytes:
         record = self.process.record(timeout_s)
         if record is None:
-            raise Mismatch(f"it ended with exit code {self.process.exit_code()}")
+            raise Ended(f"it ended with exit code {self.process.exit_code()}")
         return record
 
     def fence(self, take: Callable[[bytes], None]) -> None:
