@@ -52,7 +52,7 @@ def test_kinds_that_are_not_named_are_skipped() -> None:
 
 @pytest.mark.parametrize(
     ("step", "counts"),
-    [("<", {1}), ("~", {1}), ("+", {1, 2, 3}), ("?", {0, 1}), ("*", {0, 1, 2, 3})],
+    [("<", {1}), ("~", {1}), ("-", {1}), ("+", {1, 2, 3}), ("?", {0, 1}), ("*", {0, 1, 2, 3})],
 )
 def test_steps_say_how_often(step: str, counts: set[int]) -> None:
     for count in range(4):

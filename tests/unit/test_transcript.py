@@ -175,6 +175,9 @@ def test_records_have_a_kind_and_perhaps_a_request() -> None:
         (HEAD + "either\n< A\n", "a choice has no end"),
         (HEAD + "either\n> A\nend\n", "a choice is between records"),
         (HEAD + "end\n", "not a step"),
+        (HEAD.replace("\n\n", "\nslots: two\n\n"), "slots is a number"),
+        (HEAD + "$ signal FOO\n", "no signal: FOO"),
+        (HEAD + "< A {w:1..2}\n", "only integers have bounds"),
     ],
 )
 def test_mistakes_are_told_with_their_place(text: str, complaint: str) -> None:

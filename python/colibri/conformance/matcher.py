@@ -22,6 +22,10 @@ ALWAYS = {READY, b"STAT", b"DONE", b"ERROR"}
 # Longest line kept: an EMAP holds two digits an expert.
 MAX_LINE_BYTES = 64 << 20
 
+# Under this, which is no name of a placeholder, the record is remembered that shows that the rule
+# is not to be judged.
+NOT_SHOWN = "-"
+
 # What is still to come of one stream: each step with its place among all steps.
 _Items = list[tuple[int, Expect | Choice]]
 
@@ -145,6 +149,12 @@ class Matcher:
         return not self._actions and any(not state.missing(end) for state in self._states)
 
     @property
+    def not_shown(self) -> bytes:
+        """The record that came in place of what the transcript is about, if one did."""
+        over = [state for state in self._states if not state.missing(self._barrier)]
+        return min((state.known.get(NOT_SHOWN, b"") for state in over), default=b"")
+
+    @property
     def _barrier(self) -> int:
         return self._actions[0][0] if self._actions else 1 << 60
 
@@ -192,6 +202,8 @@ class Matcher:
             if new is not None:
                 if step.often in "<~":
                     yield items[i + 1 :], new
+                elif step.often == "-":
+                    yield items[i + 1 :], {**new, NOT_SHOWN: record.strip()}
                 elif step.often == "+":
                     yield [(place, replace(step, often="*")), *items[i + 1 :]], new
                 elif step.often == "?":

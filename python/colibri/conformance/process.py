@@ -26,15 +26,21 @@ class Silence(Mismatch):
     """Nothing came within the time allowed."""
 
 
+class Endless(Silence):
+    """It came and came, and was not over within the time allowed."""
+
+
 class Process:
     """A running engine; ``close`` ends it.
 
     Attributes:
         monitor: is told all bytes both ways, once it is set.
+        sent: all that was written to it; who wants less of it may empty it.
     """
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], timeout_s: float) -> None:
         self.monitor: Monitor | None = None
+        self.sent = b""
         self._timeout_s = timeout_s
         self._over_at = math.inf
         # What was said before there was a monitor, and whether it was sent.
@@ -81,6 +87,7 @@ class Process:
         Raises:
             Mismatch: the engine does not read, or has ended.
         """
+        self.sent += data
         if self.monitor is not None:
             self.monitor.sent(data)
         else:
@@ -135,7 +142,7 @@ class Process:
                     raise Silence(f"no record came for {timeout_s:g} s")
                 self._read()
         if time.monotonic() > self._over_at:
-            raise Silence("it goes on and on")
+            raise Endless("it goes on and on")
         return self._records.popleft() if self._records else None
 
     def exit_code(self) -> int:
@@ -163,10 +170,12 @@ class Process:
         return self._tail
 
     def last_words(self) -> str:
-        """The last line it wrote to stderr."""
+        """Why it ended, as it said on stderr: the last line that is an error, else the last."""
         self._errors.seek(0)
-        lines = self._errors.read().decode("utf-8", "replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        text = self._errors.read().decode("utf-8", "replace")
+        lines = [line.strip() for line in text.split("\n") if line.strip()]
+        errors = [line for line in lines if line.lower().startswith("error:")]
+        return (errors or lines or [""])[-1]
 
     def close(self) -> None:
         """Ends it at once."""

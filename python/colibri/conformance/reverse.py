@@ -28,7 +28,7 @@ from colibri.conformance.transcript import (
     Send,
     Transcript,
     TranscriptError,
-    parse,
+    read,
 )
 from colibri.errors import UsageError
 
@@ -268,9 +268,7 @@ def play(path: Path) -> int:
         UsageError: it is no transcript.
     """
     try:
-        transcript = parse(path.read_text(encoding="utf-8"), str(path))
+        transcript = read(path)
     except TranscriptError as error:
         raise UsageError(str(error)) from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not valid UTF-8") from error
     return Reverse(transcript, path.name).play()

@@ -22,6 +22,7 @@ Steps::
 
     > bytes      to the engine; no newline is added
     < record     exactly one; + one or more; ? at most one; * any number
+    - record     exactly one, which shows that the rule cannot be judged this time
     ~ record     exactly one, which the next actions and sent bytes do not wait for
     either       then steps, ``or``, steps, ``end``: one of the branches
     $ action     eof | exit CODE | exit any | signal NAME | wait SECONDS
@@ -44,9 +45,11 @@ integer. ``{f3...}`` is one or more of them.
 from __future__ import annotations
 
 import re
+import signal
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 TAGS = ("seed", "compat", "ours")
@@ -181,13 +184,13 @@ class Expect:
     """Records from the engine."""
 
     line: int
-    often: Literal["<", "+", "~", "?", "*"]
+    often: Literal["<", "+", "~", "-", "?", "*"]
     pattern: Pattern
 
     @property
     def required(self) -> bool:
         """Whether it must come."""
-        return self.often in "<+~"
+        return self.often in "<+~-"
 
 
 @dataclass(frozen=True)
@@ -238,6 +241,7 @@ class Transcript:
     start: Start = Start()
     ordered: bool = False
     watch: frozenset[bytes] = frozenset()
+    file: str = ""
     _steps: tuple[tuple[frozenset[str], Step], ...] = field(default=(), repr=False)
 
     def steps(self, wire: str) -> list[Step]:
@@ -269,6 +273,8 @@ def parse_pattern(text: str) -> Pattern:
     for found in _PLACEHOLDER.finditer(text):
         parts.append(_literal(text[at : found.start()]))
         kind, low, high, name, many = found.groups()
+        if low is not None and kind not in "ni":
+            raise TranscriptError(f"only integers have bounds: {found[0]}")
         bounds = None if low is None else (int(low), int(high))
         parts.append(Placeholder(kind, name, bounds, many is not None))
         at = found.end()
@@ -347,9 +353,22 @@ def parse(text: str, name: str) -> Transcript:
     lines = _Lines(text)
     try:
         head = _parse_head(lines)
-        return _transcript(head, _parse_steps(lines))
+        return _transcript(name, head, _parse_steps(lines))
     except TranscriptError as error:
         raise TranscriptError(f"{name}:{lines.number}: {error}") from None
+
+
+def read(path: Path) -> Transcript:
+    """Reads the transcript in a file.
+
+    Raises:
+        TranscriptError: it is not one.
+        OSError: the file cannot be read.
+    """
+    try:
+        return parse(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError:
+        raise TranscriptError(f"{path} is not valid UTF-8") from None
 
 
 _KEYS = {"rule", "tag", "section", "text", "covers", "wire", "needs", "slots", "ctx", "env"}
@@ -367,17 +386,27 @@ def _parse_head(lines: _Lines) -> dict[str, str]:
         if not colon or key not in _KEYS or key in head:
             raise TranscriptError(f"not a line of the head: {line!r}")
         head[key] = value.strip()
+        _check_value(key, head[key])
     missing = {"rule", "tag", "text"} - set(head)
     if missing:
         raise TranscriptError(f"the head lacks {', '.join(sorted(missing))}")
     return head
 
 
-def _transcript(head: dict[str, str], steps: tuple[tuple[frozenset[str], Step], ...]) -> Transcript:
-    if head["tag"] not in TAGS:
+def _check_value(key: str, value: str) -> None:
+    if key == "tag" and value not in TAGS:
         raise TranscriptError(f"the tag is one of {', '.join(TAGS)}")
-    if head.get("order", "requests") not in ("requests", "stream"):
+    if key == "order" and value not in ("requests", "stream"):
         raise TranscriptError("the order is requests or stream")
+    if key in ("slots", "ctx") and not re.fullmatch(r"\d+", value, re.ASCII):
+        raise TranscriptError(f"{key} is a number")
+    if key == "wire":
+        _wires(value)
+
+
+def _transcript(
+    name: str, head: dict[str, str], steps: tuple[tuple[frozenset[str], Step], ...]
+) -> Transcript:
     env = [pair.partition("=") for pair in head.get("env", "").split()]
     return Transcript(
         rule=head["rule"],
@@ -394,6 +423,7 @@ def _transcript(head: dict[str, str], steps: tuple[tuple[frozenset[str], Step], 
         ),
         ordered=head.get("order") == "stream",
         watch=frozenset(item.encode() for item in _items(head.get("watch", ""))),
+        file=name,
         _steps=steps,
     )
 
@@ -447,7 +477,7 @@ def _guard(line: str) -> tuple[frozenset[str], str]:
 
 def _step(number: int, line: str) -> Step:
     mark, text = line[:1], line[2:]
-    if line[1:2] != " " or mark not in "><+~?*$":
+    if line[1:2] != " " or mark not in "><+~-?*$":
         raise TranscriptError(f"not a step: {line!r}")
     if mark == ">":
         return Send(number, _byte_parts(text))
@@ -455,6 +485,8 @@ def _step(number: int, line: str) -> Step:
         action, _, value = text.partition(" ")
         if not re.fullmatch(r"eof|exit (?:\d+|any)|signal [A-Z]+|wait \d+(\.\d+)?", text):
             raise TranscriptError(f"not an action: {text!r}")
+        if action == "signal" and not hasattr(signal, f"SIG{value}"):
+            raise TranscriptError(f"no signal: {value}")
         return Action(number, action, value)
-    often: Literal["<", "+", "~", "?", "*"] = mark  # type: ignore[assignment]
+    often: Literal["<", "+", "~", "-", "?", "*"] = mark  # type: ignore[assignment]
     return Expect(number, often, parse_pattern(text))

@@ -50,9 +50,11 @@ class Turns:
         """Takes what CAPS tells."""
         self._ctx, self._vocab = ctx, vocab
 
-    def hits_came(self) -> None:
+    def hits_came(self, *, in_block: bool) -> None:
         """A HITS record came."""
         for turn in self._turns.values():
+            if turn.data_without_hits and not in_block:
+                self._judge.check("hits-cadence", True)
             turn.data_without_hits = 0
 
     def record(self, kind: str, fields: dict[str, Any], raw: bytes) -> None:
@@ -170,7 +172,8 @@ class Turns:
             self._default_topk = DEFAULT_TOPK
             wanted = self._wanted_topk(turn)
         kept = bool(wanted & {None, len(tokens)})
-        check("topk-values", kept, f"{len(tokens)} tokens, wanted {wanted}", raw)
+        counts = " or ".join(str(count) for count in wanted)
+        check("topk-values", kept, f"{len(tokens)} tokens, wanted {counts}", raw)
         logprobs = [logprob for logprob, _ in tokens]
         falling = sorted(logprobs, reverse=True)
         kept = logprobs == falling and all(logprob <= 0 for logprob in logprobs)
