@@ -19,12 +19,12 @@ from colibri import _core, frames
 from colibri.engine_process import EngineConfig, EngineProcess
 from colibri.errors import (
     EngineDied,
-    EngineError,
     EngineStartError,
     EngineUnavailable,
     ProtocolError,
     RequestError,
     UsageError,
+    of_refusal,
 )
 from colibri.telemetry import Telemetry
 
@@ -553,7 +553,7 @@ class Engine:
                 log.warning("error for request %d: %s", record.id, record.code)
             return
         del self._turns[record.id]
-        turn.end(_to_exception(record))
+        turn.end(of_refusal(record.code, record.detail))
 
     def _progress(self, stage: str, done: int, total: int) -> None:
         if self._state.name in ("starting", "loading"):
@@ -563,32 +563,6 @@ class Engine:
         self._state = state
         self._changed.set()
         self.on_state(state)
-
-
-def _to_exception(record: frames.Error) -> Exception:
-    detail = " ".join(record.detail)
-    match record.code:
-        case "CONTEXT_EXCEEDED":
-            numbers = [word for word in record.detail if word.isdigit()]
-            if len(numbers) >= 2:
-                text = f"the prompt has {numbers[0]} tokens, the context takes at most {numbers[1]}"
-            else:
-                text = "the prompt does not fit in the context"
-            return RequestError(
-                text,
-                code="context_length_exceeded",
-                hint="shorten the prompt or start the server with a larger --ctx",
-            )
-        case "EMPTY_PROMPT":
-            return RequestError("the prompt is empty", code="empty_prompt")
-        case "BAD_REQUEST":
-            return RequestError(f"the engine refused the request: {detail}".rstrip(": "))
-        case "CANCELLED":
-            return EngineError("the request was cancelled")
-        case "ENGINE":
-            return EngineError(f"the engine failed this request: {detail}")
-        case code:
-            return EngineError(f"the engine reported {code} {detail}".rstrip())
 
 
 def _positive(text: str | None, otherwise: int) -> int:

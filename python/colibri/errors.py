@@ -112,3 +112,34 @@ class ProtocolError(EngineError):
 
     status = 502
     code = "engine_protocol_error"
+
+
+def of_refusal(code: str, words: list[str]) -> ColibriError:
+    """Returns what an ERROR of the engine means to whoever asked; ``words`` follow its code."""
+    detail = " ".join(words)
+    match code:
+        case "CONTEXT_EXCEEDED":
+            numbers = [word for word in words if word.isdigit()]
+            if len(numbers) >= 2:
+                least = "at least " if "least" in words else ""
+                text = (
+                    f"the prompt has {least}{numbers[0]} tokens, "
+                    f"the context takes at most {numbers[1]}"
+                )
+            else:
+                text = "the prompt does not fit in the context"
+            return RequestError(
+                text,
+                code="context_length_exceeded",
+                hint="shorten the prompt or start the server with a larger --ctx",
+            )
+        case "EMPTY_PROMPT":
+            return RequestError("the prompt is empty", code="empty_prompt")
+        case "BAD_REQUEST":
+            return RequestError(f"the engine refused the request: {detail}".rstrip(": "))
+        case "CANCELLED":
+            return EngineError("the request was cancelled")
+        case "ENGINE":
+            return EngineError(f"the engine failed this request: {detail}")
+        case _:
+            return EngineError(f"the engine reported {code} {detail}".rstrip())

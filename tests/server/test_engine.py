@@ -355,6 +355,7 @@ async def test_stop_ends_as_a_success(fake: Fake) -> None:
         ("BAD_REQUEST no%20such%20option", RequestError, "no such option"),
         ("EMPTY_PROMPT", RequestError, "empty"),
         ("CONTEXT_EXCEEDED 300 255", RequestError, "300 tokens, the context takes at most 255"),
+        ("CONTEXT_EXCEEDED 300 255 least", RequestError, "has at least 300 tokens, the context"),
         ("SLOT_BUSY", EngineError, "SLOT_BUSY"),
         ("NEVER_HEARD_OF x y", EngineError, "NEVER_HEARD_OF x y"),
         ("NOT_FOUND", EngineError, "NOT_FOUND"),

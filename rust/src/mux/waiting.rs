@@ -151,3 +151,57 @@ fn start_thread(
     });
     jobs
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::sample::Sampling;
+
+    fn request(id: u64) -> Request {
+        Request {
+            id,
+            slot: 0,
+            prompt: Vec::new(),
+            max_tokens: 1,
+            sampling: Sampling::default(),
+            topk: 0,
+            stop_ids: Vec::new(),
+            ignore_eos: false,
+        }
+    }
+
+    #[test]
+    fn a_cancelled_prompt_keeps_no_bytes_while_its_turn_has_not_come() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/data/oracle/glm4_moe_lite/tokenizer.json");
+        let tokenizer = Arc::new(Tokenizer::load(path).expect("the fixture loads"));
+        let (began, begun) = channel();
+        let (go_on, wait) = channel();
+        let wait = Arc::new(Mutex::new(wait));
+        let mut waiting = Waiting::start(tokenizer, usize::MAX, move |_| {
+            began.send(()).expect("the test listens");
+            wait.lock().expect("one thread waits").recv().is_ok()
+        });
+        let prompt = || vec![b'a'; INLINE_BYTES + 1];
+        assert!(waiting.tokenize(request(1), prompt()).is_none());
+        begun.recv().expect("the thread is with the first prompt");
+        assert!(waiting.tokenize(request(2), prompt()).is_none());
+        let payload = Arc::clone(&waiting.entries[1].payload);
+        assert!(waiting.cancel(2));
+        assert!(take(&payload).is_none());
+        go_on.send(()).expect("the thread goes on");
+    }
+
+    #[test]
+    fn a_hopeless_prompt_is_refused_without_a_look_at_it() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/data/oracle/glm4_moe_lite/tokenizer.json");
+        let tokenizer = Arc::new(Tokenizer::load(path).expect("the fixture loads"));
+        let mut waiting = Waiting::start(tokenizer, 63, |_| true);
+        let (_, result) = waiting.tokenize(request(1), vec![b'a'; 1 << 20]).expect("at once");
+        let error = result.expect_err("refused").to_string();
+        assert!(error.starts_with("the prompt has at least "), "{error}");
+    }
+}
