@@ -78,7 +78,15 @@ def test_links_in_documents_lead_somewhere() -> None:
 PYTHON_LEVELS = [
     {"errors"},
     {"conformance", "conformance.transcript", "conformance.verdict"},
-    {"arguments", "find_engine", "last_words", "openai.json", "streams", "text_filters"},
+    {
+        "arguments",
+        "find_engine",
+        "last_words",
+        "openai.json",
+        "scenario",
+        "streams",
+        "text_filters",
+    },
     {
         "conformance.figures",
         "conformance.matcher",

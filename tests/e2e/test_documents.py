@@ -11,8 +11,8 @@ import sys
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from colibri.fake_engine import Scenario, check
 from colibri.models import demo_folder
+from colibri.scenario import Scenario, check
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {
