@@ -139,7 +139,7 @@ class Process(ABC):
             try:
                 await asyncio.wait_for(process.wait(), EXIT_WAIT_S)
             except TimeoutError:
-                self.kill("it closed its output and did not end")
+                self.kill("the engine closed its output and had to be ended")
             code = await process.wait()
             # A child of the engine may hold stderr open for ever.
             await asyncio.wait({stderr}, timeout=1.0)
