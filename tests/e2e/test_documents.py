@@ -103,6 +103,18 @@ def test_the_example_host_says_when_there_is_no_engine(tmp_path: Path) -> None:
     assert line.startswith("error: cannot start colibri-engine")
 
 
+def test_the_example_host_tells_failures_by_its_exit_code() -> None:
+    script = ROOT / "examples" / "host.py"
+    command = [sys.executable, str(script), str(demo_folder())]
+    result = run([*command, "Why is", "too long " * 5000])
+    assert result.returncode == 1
+    assert result.stdout.startswith("Why is")
+    [line] = result.stderr.splitlines()
+    assert line.startswith("request 2 failed: CONTEXT_EXCEEDED ")
+    result = run([*command, "Why is", os.fsdecode(b"\xff")])
+    assert (result.returncode, result.stderr) == (1, "error: a prompt is not UTF-8\n")
+
+
 def test_the_page_of_the_fake_engine_lists_every_key() -> None:
     page = (ROOT / "docs" / "fake-engine.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| (.+?) \| `(.+?)` \| ", page, re.MULTILINE)
