@@ -30,6 +30,7 @@ from colibri.conformance.transcript import (
     TranscriptError,
     parse,
 )
+from colibri.decimals import decimal
 from colibri.errors import UsageError
 
 READ_BYTES = 1 << 16
@@ -244,7 +245,9 @@ def _value(part: Placeholder, record: bytes, example: list[str], is_last: bool) 
     fits = re.fullmatch(part.regex, value) is not None
     if part.bounds is not None:
         low, high = part.bounds
-        return value if fits and low <= int(value) <= high else b"%d" % low
+        number = decimal(value)
+        is_within = number is not None and low <= number <= high
+        return value if fits and is_within else b"%d" % low
     return value if fits else VALUES[part.kind]
 
 

@@ -50,9 +50,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from colibri.decimals import decimal
+
 TAGS = ("seed", "compat", "ours")
 WIRES = ("full", "seed", "upstream")
-_MOST_DIGITS = 300  # of an integer
 _DEEPEST = 16  # of choices in choices
 ADDRESSED = {b"ACCEPT", b"PREFILL", b"DATA", b"TOPK", b"PERF", b"DONE", b"ERROR"}
 
@@ -159,7 +160,7 @@ class Pattern:
         if found is None:
             return None
         for part, value in zip(groups, found.groups(), strict=True):
-            if part.bounds is not None and not _is_within(value, *part.bounds):
+            if part.bounds is not None and not _is_within(value, part.bounds):
                 return None
             if part.name is not None and new.setdefault(part.name, value) != value:
                 return None
@@ -262,18 +263,12 @@ def kind_of(record: bytes) -> bytes:
 def request_of(record: bytes) -> int | None:
     """The id of the request a record is about, ``None`` for those about the engine."""
     words = record.split(b"\n", 1)[0].split(b" ")
-    if len(words) > 1 and words[0] in ADDRESSED and _is_id(words[1]):
-        return int(words[1])
-    return None
+    return decimal(words[1]) if len(words) > 1 and words[0] in ADDRESSED else None
 
 
-def _is_id(word: bytes) -> bool:
-    return word.isdigit() and len(word) <= _MOST_DIGITS
-
-
-def _is_within(value: bytes, low: int, high: int) -> bool:
-    # Longer ones are beyond every bound, and Python refuses to read the longest.
-    return len(value) <= _MOST_DIGITS and low <= int(value) <= high
+def _is_within(value: bytes, bounds: tuple[int, int]) -> bool:
+    number = decimal(value)
+    return number is not None and bounds[0] <= number <= bounds[1]
 
 
 def parse_pattern(text: str) -> Pattern:
