@@ -21,6 +21,8 @@ def records(pipe):
 
 def main(model, prompts):
     """Prints the answers; returns the exit code or what went wrong."""
+    if any(prompt.encode(errors="ignore").decode() != prompt for prompt in prompts):
+        return "error: a prompt is not UTF-8"
     command = ["colibri-engine", "--mux", "--model", model, "--slots", str(len(prompts))]
     try:
         engine = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -38,20 +40,20 @@ def main(model, prompts):
     engine.stdin.close()
 
     answers = {str(slot + 1): b"" for slot in range(len(prompts))}
-    ended = set()
+    ended = dict.fromkeys(answers, "error: an answer is missing")
     for words, payload in records(engine.stdout):
         match words:
             case ["DATA", request, _]:
                 answers[request] += payload
             case ["DONE", request, "STAT", tokens, speed, *_]:
-                ended.add(request)
+                ended[request] = 0
                 text = answers[request].decode("utf-8", "replace")
                 print(f"{prompts[int(request) - 1]}{text}\n  [{tokens} tokens, {speed} a second]\n")
             case ["ERROR", request, code, *detail]:
-                ended.add(request)
+                ended[request] = 1
                 print(f"request {request} failed: {code} {' '.join(detail)}", file=sys.stderr)
             # Kinds that this program does not know or need (telemetry) are skipped.
-    return engine.wait() or (0 if ended == set(answers) else "error: an answer is missing")
+    return engine.wait() or next(filter(None, ended.values()), 0)
 
 
 if __name__ == "__main__":

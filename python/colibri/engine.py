@@ -16,6 +16,7 @@ from itertools import count
 from typing import Any, TypeAlias
 
 from colibri import _core, frames
+from colibri.decimals import decimal
 from colibri.engine_process import EngineConfig, EngineProcess
 from colibri.errors import (
     EngineDied,
@@ -301,9 +302,8 @@ class Engine:
     def map_layers(self) -> tuple[int, ...] | None:
         """Real layer number of each row of the expert map, if the engine tells."""
         words = self.caps.get("layers", "").split(",")
-        if not all(word.isascii() and word.isdigit() for word in words):
-            return None
-        return tuple(int(word) for word in words)
+        numbers = tuple(number for word in words if (number := decimal(word)) is not None)
+        return numbers if len(numbers) == len(words) else None
 
     def check_ready(self) -> None:
         """Raises ``EngineUnavailable`` unless requests can be sent now."""
@@ -566,6 +566,4 @@ class Engine:
 
 
 def _positive(text: str | None, otherwise: int) -> int:
-    if text is not None and text.isascii() and text.isdigit() and int(text) > 0:
-        return int(text)
-    return otherwise
+    return decimal(text or "") or otherwise

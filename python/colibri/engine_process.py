@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import cast
 
 from colibri import _core, frames
+from colibri.decimals import decimal
 from colibri.errors import ProtocolError
 from colibri.find_engine import find_engine
 from colibri.last_words import LastWords
@@ -139,7 +140,7 @@ class Process(ABC):
             try:
                 await asyncio.wait_for(process.wait(), EXIT_WAIT_S)
             except TimeoutError:
-                self.kill("it closed its output and did not end")
+                self.kill("the engine closed its output and had to be ended")
             code = await process.wait()
             # A child of the engine may hold stderr open for ever.
             await asyncio.wait({stderr}, timeout=1.0)
@@ -315,11 +316,8 @@ def _parse_progress(line: str) -> tuple[str, int, int] | None:
     words = line.split()
     if len(words) != 4 or words[0] != "progress":
         return None
-    if not (
-        words[2].isascii() and words[2].isdigit() and words[3].isascii() and words[3].isdigit()
-    ):
-        return None
-    return words[1], int(words[2]), int(words[3])
+    done, total = map(decimal, words[2:])
+    return None if done is None or total is None else (words[1], done, total)
 
 
 def _signal_name(number: int) -> str:

@@ -11,8 +11,8 @@ import sys
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from colibri.fake_engine import Scenario, check
 from colibri.models import demo_folder
+from colibri.scenario import Scenario, check
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {
@@ -101,6 +101,18 @@ def test_the_example_host_says_when_there_is_no_engine(tmp_path: Path) -> None:
     assert result.returncode == 1
     [line] = result.stderr.splitlines()
     assert line.startswith("error: cannot start colibri-engine")
+
+
+def test_the_example_host_tells_failures_by_its_exit_code() -> None:
+    script = ROOT / "examples" / "host.py"
+    command = [sys.executable, str(script), str(demo_folder())]
+    result = run([*command, "Why is", "too long " * 5000])
+    assert result.returncode == 1
+    assert result.stdout.startswith("Why is")
+    [line] = result.stderr.splitlines()
+    assert line.startswith("request 2 failed: CONTEXT_EXCEEDED ")
+    result = run([*command, "Why is", os.fsdecode(b"\xff")])
+    assert (result.returncode, result.stderr) == (1, "error: a prompt is not UTF-8\n")
 
 
 def test_the_page_of_the_fake_engine_lists_every_key() -> None:

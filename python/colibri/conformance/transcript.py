@@ -52,19 +52,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from colibri.decimals import decimal
+
 TAGS = ("seed", "compat", "ours")
 WIRES = ("full", "seed", "upstream")
+_DEEPEST = 16  # of choices in choices
 ADDRESSED = {b"ACCEPT", b"PREFILL", b"DATA", b"TOPK", b"PERF", b"DONE", b"ERROR"}
 
 _ESCAPES = {"n": b"\n", "r": b"\r", "t": b"\t", "0": b"\0", "\\": b"\\"}
 _BYTES = re.compile(
     r"\\x([0-9a-fA-F]{2})|\\([nrt0\\])"
-    r"|\{fill:(\d+):((?:[^{}\\]|\\.)*)\}|\{if:(\w+=\w+)\}"
+    r"|\{fill:(\d{1,8}):((?:[^{}\\]|\\.)*)\}|\{if:(\w+=\w+)\}"
     r"|((?!\{fill|\{if)[^\\])"
 )
 _PLACEHOLDER = re.compile(
-    r"\{([nifxhwst]|data|f[1-9])(?::(?:(\d+)\.\.(\d+)|([a-z]\w*)))?(\.\.\.)?\}"
+    r"\{([nifxhwst]|data|f[1-9])(?::(?:(\d{1,18})\.\.(\d{1,18})|([a-z]\w*)))?(\.\.\.)?\}"
 )
+_SIGNALS = "|".join(number.name.removeprefix("SIG") for number in signal.Signals)
+_ACTION = (
+    r"eof|exit (?:[01]?\d?\d|2[0-4]\d|25[0-5]|any)"
+    rf"|signal (?:{_SIGNALS})|wait \d{{1,5}}(\.\d{{1,9}})?"
+)
+_WHOLE_DATA = re.compile(rb"DATA \d+ (\d+)(?: [^\n]*)?\n(.*)", re.DOTALL)
 _REGEX = {
     "n": rb"\d+",
     "i": rb"-?\d+",
@@ -153,7 +162,7 @@ class Pattern:
         if found is None:
             return None
         for part, value in zip(groups, found.groups(), strict=True):
-            if part.bounds is not None and not part.bounds[0] <= int(value) <= part.bounds[1]:
+            if part.bounds is not None and not _is_within(value, part.bounds):
                 return None
             if part.name is not None and new.setdefault(part.name, value) != value:
                 return None
@@ -257,9 +266,12 @@ def kind_of(record: bytes) -> bytes:
 def request_of(record: bytes) -> int | None:
     """The id of the request a record is about, ``None`` for those about the engine."""
     words = record.split(b"\n", 1)[0].split(b" ")
-    if len(words) > 1 and words[0] in ADDRESSED and words[1].isdigit():
-        return int(words[1])
-    return None
+    return decimal(words[1]) if len(words) > 1 and words[0] in ADDRESSED else None
+
+
+def _is_within(value: bytes, bounds: tuple[int, int]) -> bool:
+    number = decimal(value)
+    return number is not None and bounds[0] <= number <= bounds[1]
 
 
 def parse_pattern(text: str) -> Pattern:
@@ -276,16 +288,23 @@ def parse_pattern(text: str) -> Pattern:
         if low is not None and kind not in "ni":
             raise TranscriptError(f"only integers have bounds: {found[0]}")
         bounds = None if low is None else (int(low), int(high))
+        if bounds is not None and bounds[0] > bounds[1]:
+            raise TranscriptError(f"no integer is within {found[0]}")
         parts.append(Placeholder(kind, name, bounds, many is not None))
         at = found.end()
     parts.append(_literal(text[at:]))
-    return Pattern(text, tuple(part for part in parts if part))
+    pattern = Pattern(text, tuple(part for part in parts if part))
+    if len(pattern.parts) == 1 and isinstance(data := pattern.parts[0], bytes):
+        whole = _WHOLE_DATA.fullmatch(data)
+        if whole is not None and whole[1] != b"%d" % len(whole[2]):
+            raise TranscriptError(f"the payload has {len(whole[2])} bytes, not {whole[1].decode()}")
+    return pattern
 
 
 def _literal(text: str) -> bytes:
     parts = _byte_parts(text)
     if "{" in text or "}" in text:
-        raise TranscriptError(f"unknown placeholder in {text!r}")
+        raise TranscriptError(f"unknown placeholder in {text[:80]!r}")
     return b"".join(part for part in parts if isinstance(part, bytes))
 
 
@@ -417,8 +436,8 @@ def _transcript(
         wires=_wires(head["wire"]) if "wire" in head else frozenset(WIRES),
         needs=_items(head.get("needs", "")),
         start=Start(
-            slots=int(head.get("slots", Start.slots)),
-            ctx=int(head.get("ctx", Start.ctx)),
+            slots=_number(head, "slots", Start.slots),
+            ctx=_number(head, "ctx", Start.ctx),
             env=tuple((key, value) for key, _, value in env),
         ),
         ordered=head.get("order") == "stream",
@@ -426,6 +445,13 @@ def _transcript(
         file=name,
         _steps=steps,
     )
+
+
+def _number(head: dict[str, str], key: str, default: int) -> int:
+    text = head.get(key, str(default))
+    if not re.fullmatch("[0-9]{1,9}", text):
+        raise TranscriptError(f"{key} must be an integer of at most 9 digits, not {text[:20]!r}")
+    return int(text)
 
 
 def _items(text: str) -> frozenset[str]:
@@ -444,13 +470,15 @@ def _parse_steps(lines: _Lines) -> tuple[tuple[frozenset[str], Step], ...]:
     while (full_line := lines.take()) is not None:
         wires, line = _guard(full_line)
         if line == "either":
-            steps.append((wires, _choice(lines)))
+            steps.append((wires, _choice(lines, 1)))
         elif line:
             steps.append((wires, _step(lines.number, line)))
     return tuple(steps)
 
 
-def _choice(lines: _Lines) -> Choice:
+def _choice(lines: _Lines, depth: int) -> Choice:
+    if depth > _DEEPEST:
+        raise TranscriptError(f"choices are nested deeper than {_DEEPEST}")
     start = lines.number
     branches: list[list[Expect | Choice]] = [[]]
     while (line := lines.take()) != "end":
@@ -459,7 +487,7 @@ def _choice(lines: _Lines) -> Choice:
         if line == "or":
             branches.append([])
         elif line == "either":
-            branches[-1].append(_choice(lines))
+            branches[-1].append(_choice(lines, depth + 1))
         elif line:
             step = _step(lines.number, line)
             if not isinstance(step, Expect):
@@ -483,10 +511,8 @@ def _step(number: int, line: str) -> Step:
         return Send(number, _byte_parts(text))
     if mark == "$":
         action, _, value = text.partition(" ")
-        if not re.fullmatch(r"eof|exit (?:\d+|any)|signal [A-Z]+|wait \d+(\.\d+)?", text):
-            raise TranscriptError(f"not an action: {text!r}")
-        if action == "signal" and not hasattr(signal, f"SIG{value}"):
-            raise TranscriptError(f"no signal: {value}")
+        if not re.fullmatch(_ACTION, text):
+            raise TranscriptError(f"not an action: {text[:80]!r}")
         return Action(number, action, value)
     often: Literal["<", "+", "~", "-", "?", "*"] = mark  # type: ignore[assignment]
     return Expect(number, often, parse_pattern(text))
