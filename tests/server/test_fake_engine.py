@@ -246,7 +246,7 @@ def test_a_transcript_waits_for_what_it_needs(tmp_path: Path) -> None:
         ("a.txt", HEAD + "< ACCEPT 1 {n:9..1}\n", "a.txt:7: no integer is within {n:9..1}"),
         ("a.txt", HEAD + f"< ACCEPT 1 {{n:0..{'9' * 5000}}}\n", "a.txt:7: unknown placeholder"),
         ("a.txt", HEAD + f"> {{fill:{'9' * 5000}:x}}\n", "a.txt:7: unknown escape"),
-        ("a.txt", HEAD.replace("ctx: 64", "ctx: x"), "a.txt:6: ctx must be an integer"),
+        ("a.txt", HEAD.replace("ctx: 64", "ctx: x"), "a.txt:5: ctx must be an integer"),
         ("a.txt", HEAD.replace("ctx: 64", f"ctx: {'9' * 5000}"), "ctx must be an integer"),
         ("a.txt", HEAD + "either\n" * 2000, "a.txt:23: choices are nested deeper than 16"),
         ("a.py", "", "is no script of a fake engine"),

@@ -175,8 +175,8 @@ def test_records_have_a_kind_and_perhaps_a_request() -> None:
         (HEAD + "either\n< A\n", "a choice has no end"),
         (HEAD + "either\n> A\nend\n", "a choice is between records"),
         (HEAD + "end\n", "not a step"),
-        (HEAD.replace("\n\n", "\nslots: two\n\n"), "slots is a number"),
-        (HEAD + "$ signal FOO\n", "no signal: FOO"),
+        (HEAD.replace("\n\n", "\nslots: two\n\n"), "slots must be an integer of at most 9 digits"),
+        (HEAD + "$ signal FOO\n", "not an action: 'signal FOO'"),
         (HEAD + "< A {w:1..2}\n", "only integers have bounds"),
     ],
 )

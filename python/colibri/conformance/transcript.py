@@ -417,8 +417,8 @@ def _check_value(key: str, value: str) -> None:
         raise TranscriptError(f"the tag is one of {', '.join(TAGS)}")
     if key == "order" and value not in ("requests", "stream"):
         raise TranscriptError("the order is requests or stream")
-    if key in ("slots", "ctx") and not re.fullmatch(r"\d+", value, re.ASCII):
-        raise TranscriptError(f"{key} is a number")
+    if key in ("slots", "ctx") and not re.fullmatch("[0-9]{1,9}", value):
+        raise TranscriptError(f"{key} must be an integer of at most 9 digits, not {value[:20]!r}")
     if key == "wire":
         _wires(value)
 
@@ -436,8 +436,8 @@ def _transcript(
         wires=_wires(head["wire"]) if "wire" in head else frozenset(WIRES),
         needs=_items(head.get("needs", "")),
         start=Start(
-            slots=_number(head, "slots", Start.slots),
-            ctx=_number(head, "ctx", Start.ctx),
+            slots=int(head.get("slots", Start.slots)),
+            ctx=int(head.get("ctx", Start.ctx)),
             env=tuple((key, value) for key, _, value in env),
         ),
         ordered=head.get("order") == "stream",
@@ -445,13 +445,6 @@ def _transcript(
         file=name,
         _steps=steps,
     )
-
-
-def _number(head: dict[str, str], key: str, default: int) -> int:
-    text = head.get(key, str(default))
-    if not re.fullmatch("[0-9]{1,9}", text):
-        raise TranscriptError(f"{key} must be an integer of at most 9 digits, not {text[:20]!r}")
-    return int(text)
 
 
 def _items(text: str) -> frozenset[str]:
