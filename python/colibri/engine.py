@@ -27,6 +27,7 @@ from colibri.errors import (
     UsageError,
 )
 from colibri.telemetry import Telemetry
+from colibri.wire_number import wire_integer
 
 log = logging.getLogger("colibri.engine")
 
@@ -301,9 +302,8 @@ class Engine:
     def map_layers(self) -> tuple[int, ...] | None:
         """Real layer number of each row of the expert map, if the engine tells."""
         words = self.caps.get("layers", "").split(",")
-        if not all(word.isascii() and word.isdigit() for word in words):
-            return None
-        return tuple(int(word) for word in words)
+        layers = tuple(n for n in map(wire_integer, words) if n is not None)
+        return layers if len(layers) == len(words) else None
 
     def check_ready(self) -> None:
         """Raises ``EngineUnavailable`` unless requests can be sent now."""
@@ -592,6 +592,4 @@ def _to_exception(record: frames.Error) -> Exception:
 
 
 def _positive(text: str | None, otherwise: int) -> int:
-    if text is not None and text.isascii() and text.isdigit() and int(text) > 0:
-        return int(text)
-    return otherwise
+    return wire_integer(text or "") or otherwise

@@ -21,6 +21,7 @@ from colibri.errors import ProtocolError
 from colibri.find_engine import find_engine
 from colibri.last_words import LastWords
 from colibri.streams import explain
+from colibri.wire_number import wire_integer
 
 READ_BYTES = 1 << 16
 # A diagnostic line longer than this is cut: stderr is for people.
@@ -315,11 +316,8 @@ def _parse_progress(line: str) -> tuple[str, int, int] | None:
     words = line.split()
     if len(words) != 4 or words[0] != "progress":
         return None
-    if not (
-        words[2].isascii() and words[2].isdigit() and words[3].isascii() and words[3].isdigit()
-    ):
-        return None
-    return words[1], int(words[2]), int(words[3])
+    done, total = wire_integer(words[2]), wire_integer(words[3])
+    return None if done is None or total is None else (words[1], done, total)
 
 
 def _signal_name(number: int) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from colibri.conformance.verdict import Judge
+from colibri.wire_number import wire_integer
 
 # The seed has GPUS from engines with devices alone.
 HANDSHAKE = ("READY", "STAT", "HWINFO", "GPUS", "TIERS", "EMAP")
@@ -178,8 +179,7 @@ class Figures:
 
     def limit(self, key: str) -> int | None:
         """A count that CAPS tells."""
-        text = self.caps.get(key, "")
-        return int(text) if text.isascii() and text.isdigit() else None
+        return wire_integer(self.caps.get(key, ""))
 
     def _check_geometry(self, fields: dict[str, Any], raw: bytes) -> None:
         geometry = (fields["rows"], fields["cols"])

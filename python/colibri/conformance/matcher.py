@@ -14,6 +14,7 @@ from colibri.conformance.transcript import (
     kind_of,
     request_of,
 )
+from colibri.wire_number import wire_integer
 
 READY = b"\x01\x01READY\x01\x01"
 # Kinds that must come where steps have them and nowhere else. Of the others, that holds for those
@@ -66,9 +67,12 @@ class Records:
                 raise Mismatch("a line has no end")
             return None
         words = self.rest[:line].split()
-        if len(words) != 3 or words[0] != b"DATA" or not words[2].isdigit():
+        if len(words) != 3 or words[0] != b"DATA":
             return line
-        size = line + int(words[2]) + 1
+        count = wire_integer(words[2])
+        if count is None:
+            return line
+        size = line + count + 1
         if len(self.rest) < size:
             return None
         if self.rest[size - 1 : size] != b"\n":

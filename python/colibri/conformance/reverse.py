@@ -31,11 +31,14 @@ from colibri.conformance.transcript import (
     read,
 )
 from colibri.errors import UsageError
+from colibri.wire_number import wire_integer
 
 READ_BYTES = 1 << 16
 # More slots than a server uses.
 ANY_SLOT = 1 << 16
 ROWS, COLS = 2, 8
+# No map is larger; a transcript may claim anything.
+MAX_CELLS = 1 << 24
 READY = b"\x01\x01READY\x01\x01"
 # A valid record of each kind, for the words that a transcript leaves open.
 EXAMPLES = {
@@ -232,7 +235,7 @@ def _value(part: Placeholder, record: bytes, example: list[str], is_last: bool) 
     """A value for a placeholder behind ``record``: that of the example if it fits."""
     words = record.split(b" ")
     if part.kind == "x" and len(words) == 4 and words[0] in (b"EMAP", b"HITS"):
-        cells = int(words[1]) * int(words[2])
+        cells = min((wire_integer(words[1]) or 0) * (wire_integer(words[2]) or 0), MAX_CELLS)
         return (
             b"40" * cells if words[0] == b"EMAP" else b"01" * (cells // 8) + b"00" * bool(cells % 8)
         )
@@ -242,7 +245,9 @@ def _value(part: Placeholder, record: bytes, example: list[str], is_last: bool) 
     fits = re.fullmatch(part.regex, value) is not None
     if part.bounds is not None:
         low, high = part.bounds
-        return value if fits and low <= int(value) <= high else b"%d" % low
+        number = wire_integer(value)
+        is_within = fits and number is not None and low <= number <= high
+        return value if is_within else b"%d" % low
     return value if fits else VALUES[part.kind]
 
 

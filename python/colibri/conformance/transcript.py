@@ -52,9 +52,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from colibri.wire_number import wire_integer
+
 TAGS = ("seed", "compat", "ours")
 WIRES = ("full", "seed", "upstream")
 ADDRESSED = {b"ACCEPT", b"PREFILL", b"DATA", b"TOPK", b"PERF", b"DONE", b"ERROR"}
+
+# What sent bytes may repeat.
+MAX_FILLED_BYTES = 64 << 20
 
 _ESCAPES = {"n": b"\n", "r": b"\r", "t": b"\t", "0": b"\0", "\\": b"\\"}
 _BYTES = re.compile(
@@ -76,6 +81,9 @@ _REGEX = {
     "t": rb"[^|\n]*",
     "data": rb"\d+\n[\x00-\xff]*",
 }
+
+
+_ACTION = re.compile(r"eof|exit (?:\d{1,3}|any)|signal [A-Z]+|wait \d{1,3}(?:\.\d{1,9})?", re.ASCII)
 
 
 class TranscriptError(ValueError):
@@ -153,8 +161,10 @@ class Pattern:
         if found is None:
             return None
         for part, value in zip(groups, found.groups(), strict=True):
-            if part.bounds is not None and not part.bounds[0] <= int(value) <= part.bounds[1]:
-                return None
+            if part.bounds is not None:
+                number = wire_integer(value)
+                if number is None or not part.bounds[0] <= number <= part.bounds[1]:
+                    return None
             if part.name is not None and new.setdefault(part.name, value) != value:
                 return None
         return new
@@ -257,8 +267,8 @@ def kind_of(record: bytes) -> bytes:
 def request_of(record: bytes) -> int | None:
     """The id of the request a record is about, ``None`` for those about the engine."""
     words = record.split(b"\n", 1)[0].split(b" ")
-    if len(words) > 1 and words[0] in ADDRESSED and words[1].isdigit():
-        return int(words[1])
+    if len(words) > 1 and words[0] in ADDRESSED:
+        return wire_integer(words[1])
     return None
 
 
@@ -275,11 +285,18 @@ def parse_pattern(text: str) -> Pattern:
         kind, low, high, name, many = found.groups()
         if low is not None and kind not in "ni":
             raise TranscriptError(f"only integers have bounds: {found[0]}")
-        bounds = None if low is None else (int(low), int(high))
+        bounds = None if low is None else (_number(low), _number(high))
         parts.append(Placeholder(kind, name, bounds, many is not None))
         at = found.end()
     parts.append(_literal(text[at:]))
     return Pattern(text, tuple(part for part in parts if part))
+
+
+def _number(text: str) -> int:
+    number = wire_integer(text)
+    if number is None:
+        raise TranscriptError(f"not a number of at most 64 bits: {text[:24]}")
+    return number
 
 
 def _literal(text: str) -> bytes:
@@ -302,7 +319,10 @@ def _byte_parts(text: str) -> tuple[bytes | Offered, ...]:
         elif letter:
             parts.append(_ESCAPES[letter])
         elif count:
-            parts.append(_literal(filling) * int(count))
+            repeated = _literal(filling)
+            if _number(count) * len(repeated) > MAX_FILLED_BYTES:
+                raise TranscriptError(f"more than {MAX_FILLED_BYTES >> 20} MiB: {found[0][:40]}")
+            parts.append(repeated * _number(count))
         elif option:
             parts.append(Offered(option))
         else:
@@ -398,7 +418,7 @@ def _check_value(key: str, value: str) -> None:
         raise TranscriptError(f"the tag is one of {', '.join(TAGS)}")
     if key == "order" and value not in ("requests", "stream"):
         raise TranscriptError("the order is requests or stream")
-    if key in ("slots", "ctx") and not re.fullmatch(r"\d+", value, re.ASCII):
+    if key in ("slots", "ctx") and wire_integer(value) is None:
         raise TranscriptError(f"{key} is a number")
     if key == "wire":
         _wires(value)
@@ -417,8 +437,8 @@ def _transcript(
         wires=_wires(head["wire"]) if "wire" in head else frozenset(WIRES),
         needs=_items(head.get("needs", "")),
         start=Start(
-            slots=int(head.get("slots", Start.slots)),
-            ctx=int(head.get("ctx", Start.ctx)),
+            slots=_number(head.get("slots", str(Start.slots))),
+            ctx=_number(head.get("ctx", str(Start.ctx))),
             env=tuple((key, value) for key, _, value in env),
         ),
         ordered=head.get("order") == "stream",
@@ -483,7 +503,7 @@ def _step(number: int, line: str) -> Step:
         return Send(number, _byte_parts(text))
     if mark == "$":
         action, _, value = text.partition(" ")
-        if not re.fullmatch(r"eof|exit (?:\d+|any)|signal [A-Z]+|wait \d+(\.\d+)?", text):
+        if not _ACTION.fullmatch(text):
             raise TranscriptError(f"not an action: {text!r}")
         if action == "signal" and not hasattr(signal, f"SIG{value}"):
             raise TranscriptError(f"no signal: {value}")

@@ -6,6 +6,7 @@ from typing import Any
 
 from colibri.conformance.tracks import Command, Tracks
 from colibri.conformance.verdict import Judge
+from colibri.wire_number import wire_integer
 
 # Alternatives of each token where the environment asks for them and the request says nothing.
 DEFAULT_TOPK = 5
@@ -87,7 +88,7 @@ class Turns:
         self.close_data(raw)
         code, detail = fields["code"], fields["detail"]
         if code == "CONTEXT_EXCEEDED":
-            numbers = [int(word) for word in detail if word.isascii() and word.isdigit()]
+            numbers = [n for n in map(wire_integer, detail) if n is not None]
             kept = len(numbers) >= 2 and numbers[0] > numbers[1]
             if kept and self._ctx is not None:
                 kept = numbers[1] == self._ctx - 1
