@@ -5,6 +5,8 @@ Every class says how HTTP reports it; ``handlers.base`` is the only place that w
 
 from __future__ import annotations
 
+import signal
+
 
 class ColibriError(Exception):
     """Base of everything raised on purpose here.
@@ -112,3 +114,12 @@ class ProtocolError(EngineError):
 
     status = 502
     code = "engine_protocol_error"
+
+
+class Terminated(BaseException):
+    """SIGTERM or SIGHUP came. No error that work may catch, as ``KeyboardInterrupt`` is none."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by {signal.Signals(number).name}")
+        # As shells report it.
+        self.exit_code = 128 + number

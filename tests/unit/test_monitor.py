@@ -428,3 +428,14 @@ def test_numbers_without_end_are_no_numbers(rule: str | None, turn: int, old: by
     conversation[turn] = (sent, received.replace(old, new, 1))
     monitor = watch(conversation, exit_code=3)
     assert broken(monitor) == set() if rule is None else rule in broken(monitor)
+
+
+def test_a_rule_is_found_broken_once_until_findings_are_taken() -> None:
+    monitor = Monitor("full", 2)
+    monitor.received(HANDSHAKE + 1000 * b"XY\nZ\n")
+    assert [finding.rule for finding in monitor.take_findings() if finding.rule == "kinds"] == [
+        "kinds"
+    ]
+    assert monitor.findings == []
+    monitor.received(b"XY\n")
+    assert [finding.rule for finding in monitor.take_findings()] == ["kinds"]
