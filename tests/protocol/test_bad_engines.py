@@ -174,6 +174,8 @@ def test_what_an_engine_forked_ends_with_it(tmp_path: Path) -> None:
     code = STUBBORN.replace("time.sleep(60)", "if not child: time.sleep(60)")
     process = Process([*python(code), str(pids)], os.environ, 5)
     try:
+        # The child holds the output open.
+        assert process.record() is None
         assert process.exit_code() == 0
         child = int(pids.read_text(encoding="ascii").split()[1])
         assert is_running(child)

@@ -27,6 +27,8 @@ ERROR_BYTES = 64 << 10
 OUTPUT_BYTES = 64 << 20
 # So long it has to end by itself.
 GRACE_S = 0.5
+# A child of an engine that has ended may hold its output open; nothing comes after so long.
+CHILD_S = 0.25
 EXIT_USAGE = 2
 
 
@@ -177,9 +179,14 @@ class Process:
             while not self._records and not self._output_ended:
                 # What comes without ever completing a record must not keep us for ever.
                 wait_s = deadline - time.monotonic()
-                if not selector.select(max(0.0, wait_s)) or wait_s <= 0:
+                has_ended = self._process.poll() is not None
+                is_readable = bool(selector.select(max(0.0, min(wait_s, CHILD_S))))
+                if wait_s <= 0:
                     raise Silence(f"no record came for {timeout_s:g} s")
-                self._read()
+                if is_readable:
+                    self._read()
+                elif has_ended:
+                    self._output_ended = True
         if time.monotonic() > self._over_at:
             raise Endless("it goes on and on")
         if not self._records:
