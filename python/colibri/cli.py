@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from colibri import streams
 from colibri.conformance.transcript import TAGS, WIRES, Transcript, TranscriptError
-from colibri.errors import ColibriError, EngineStartError
+from colibri.errors import ColibriError, EngineStartError, Terminated
 
 MODEL_HELP = (
     "model folder, or 'demo' for the model that comes with colibri; default: what the environment "
@@ -379,6 +379,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except Terminated as end:
+        report(str(end))
+        return end.exit_code
     except BrokenPipeError:
         # The reader of our output has left, as in `colibri run ... | head`.
         streams.give_up_output()
@@ -393,7 +396,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
-    if args.command == "conformance" and not (args.engine or args.list):
+    if args.command == "conformance" and not (args.list or "".join(args.engine[:1])):
         parser.error("colibri conformance needs a COMMAND that starts the engine, behind --")
     for name, value in vars(args).items():
         for text in value if isinstance(value, list) else [value]:

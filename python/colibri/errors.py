@@ -5,6 +5,8 @@ Every class says how HTTP reports it; ``handlers.base`` is the only place that w
 
 from __future__ import annotations
 
+import signal
+
 
 class ColibriError(Exception):
     """Base of everything raised on purpose here.
@@ -143,3 +145,12 @@ def of_refusal(code: str, words: list[str]) -> ColibriError:
             return EngineError(f"the engine failed this request: {detail}")
         case _:
             return EngineError(f"the engine reported {code} {detail}".rstrip())
+
+
+class Terminated(BaseException):
+    """SIGTERM or SIGHUP came. No error that work may catch, as ``KeyboardInterrupt`` is none."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by {signal.Signals(number).name}")
+        # As shells report it.
+        self.exit_code = 128 + number

@@ -503,6 +503,7 @@ READY = "import time; print('\\1\\1READY\\1\\1', flush=True); "
             ],
             "the engine ended with exit code 1: no model",
         ),
+        (["--", ""], "colibri conformance needs a COMMAND"),
         (["--", "no-such-engine"], "no-such-engine cannot be started: No such file or directory"),
         (["--", *find_engine(), "--model", "nowhere"], "the engine ended with exit code 1: "),
         (["--start-timeout", "0.3", "--", "sleep", "60"], "the engine was not ready after 0.3 s"),

@@ -89,10 +89,13 @@ async def test_a_turn_from_accept_to_done(fake: Fake) -> None:
         assert telemetry.map.map == LAST_MAP
 
 
+ENDLESS = f"progress experts 3 {'9' * 5000}"
+
+
 async def test_noise_before_ready_is_skipped_and_progress_is_state(fake: Fake) -> None:
     files = fake(
         banner="some engine v1\nREADY or not\n",
-        stderr=["progress experts 3 9", "progress experts many 9", "warming up"],
+        stderr=["progress experts 3 9", "progress experts many 9", "warming up", ENDLESS],
         load_s=0.2,
     )
     running = Running(files)
@@ -102,7 +105,7 @@ async def test_noise_before_ready_is_skipped_and_progress_is_state(fake: Fake) -
         await engine.wait_ready()
     loading = [s for s in states if s.name == "loading"]
     assert [(s.stage, s.done, s.total) for s in loading] == [("experts", 3, 9)]
-    assert running.log == ["progress experts many 9", "warming up"]
+    assert running.log == ["progress experts many 9", "warming up", ENDLESS]
 
 
 async def test_an_engine_without_caps_becomes_ready(fake: Fake) -> None:

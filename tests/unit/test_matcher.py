@@ -144,13 +144,15 @@ def cut(data: bytes) -> list[bytes]:
 
 
 def test_output_is_cut_into_records() -> None:
-    text = b"STAT 0\nDATA 1 3\n\nA\n\nDATA 1 0\n\nDATA x\nDONE 1\nDATA 1 4\nab"
+    endless = b"DATA 1 " + b"9" * 5000 + b"\n"
+    text = b"STAT 0\nDATA 1 3\n\nA\n\nDATA 1 0\n\nDATA x\n" + endless + b"DONE 1\nDATA 1 4\nab"
     assert cut(b"a banner\nloading" + READY + text) == [
         READY,
         b"STAT 0\n",
         b"DATA 1 3\n\nA\n\n",
         b"DATA 1 0\n\n",
         b"DATA x\n",
+        endless,
         b"DONE 1\n",
     ]
     assert cut(b"no engine\n") == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import pytest
@@ -407,3 +408,34 @@ def test_no_stream_is_too_broken_to_be_judged(data: st.DataObject) -> None:
         conversation.append((broken_pair[0], broken_pair[1]))
     monitor = watch(conversation, wire=wire)
     assert {finding.rule for finding in monitor.findings} <= {rule.id for rule in RULES}
+
+
+@pytest.mark.parametrize(
+    ("rule", "turn", "old"),
+    [
+        (None, 0, b"ctx=64"),
+        (None, 0, b"vocab=512"),
+        ("caps", 0, b"slots=2"),
+        ("context", 7, b"70"),
+        ("syntax", 1, b"ACCEPT 1"),
+    ],
+)
+def test_numbers_without_end_are_no_numbers(rule: str | None, turn: int, old: bytes) -> None:
+    conversation = list(GOOD)
+    sent, received = conversation[turn]
+    assert old in received
+    new = re.sub(rb"\d+", b"9" * 5000, old)
+    conversation[turn] = (sent, received.replace(old, new, 1))
+    monitor = watch(conversation, exit_code=3)
+    assert broken(monitor) == set() if rule is None else rule in broken(monitor)
+
+
+def test_a_rule_is_found_broken_once_until_findings_are_taken() -> None:
+    monitor = Monitor("full", 2)
+    monitor.received(HANDSHAKE + 1000 * b"XY\nZ\n")
+    assert [finding.rule for finding in monitor.take_findings() if finding.rule == "kinds"] == [
+        "kinds"
+    ]
+    assert monitor.findings == []
+    monitor.received(b"XY\n")
+    assert [finding.rule for finding in monitor.take_findings()] == ["kinds"]

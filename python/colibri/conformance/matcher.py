@@ -53,6 +53,8 @@ class Records:
             # Other engines print banners first.
             at = self.rest.find(READY + b"\n")
             if at < 0:
+                # A banner may have no end; of READY, all but its last byte may have come.
+                self.rest = self.rest[-len(READY) :]
                 return
             self.rest = self.rest[at:]
             self._is_ready = True

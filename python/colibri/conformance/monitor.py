@@ -61,8 +61,12 @@ class Monitor:
 
     @property
     def findings(self) -> list[Finding]:
-        """What was broken so far."""
+        """What was broken since findings were last taken, each rule once."""
         return self._judge.findings
+
+    def take_findings(self) -> list[Finding]:
+        """The findings; from now on they are collected anew."""
+        return self._judge.take()
 
     @property
     def exercised(self) -> Counter[str]:

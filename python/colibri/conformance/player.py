@@ -11,7 +11,7 @@ from pathlib import Path
 
 from colibri.conformance.matcher import Mismatch
 from colibri.conformance.monitor import RULES, Finding, Rule
-from colibri.conformance.process import EXIT_USAGE
+from colibri.conformance.process import EXIT_USAGE, Endless, Silence
 from colibri.conformance.session import (
     NotShown,
     Session,
@@ -32,6 +32,9 @@ ALWAYS = "always/"
 TAG_OF = {rule.id: rule.tag for rule in RULES}
 # Rules about how something is said; what was meant is known, so that other rules can be judged.
 HARMLESS = {"quiet-start", "handshake", "format", "kinds", "rates"}
+# After so many rules in a row without an answer, the engine is asked whether it gives any.
+RULES_UNANSWERED = 5
+DEAF = "not judged: the engine does not answer"
 # Rules about what COLIBRI_WIRE does.
 WIRE = "wire/"
 
@@ -135,7 +138,9 @@ class Suite:
         self._exercised: Counter[str] = Counter()
         self._results: list[Result] = []
         self._unstartable: dict[Start, str] = {}
-        self._told = 0
+        # How many rules in a row failed without a word, and whether that is all there is to come.
+        self._unanswered = 0
+        self._is_deaf = False
         # What the first start shows: the wire mode, if none was said, and how many records the
         # handshake has, if CANCEL cannot tell when it is over.
         self._is_first = True
@@ -172,22 +177,53 @@ class Suite:
     def _rule(self, transcript: Transcript, start: Start, folder: str) -> None:
         if self._wire not in transcript.wires:
             return
+        about = (transcript.rule, transcript.tag, transcript.section, transcript.text)
+        if self._is_deaf:
+            self._result(Result(*about, "unjudged", transcript.file, DEAF))
+            return
         outcome, detail, sent, seen = "pass", "", b"", b""
         try:
             self._play(transcript, start, folder)
         except (Mismatch, EngineStartError) as error:
             outcome, detail = "fail", str(error)
+            if isinstance(error, Mismatch):
+                self._unanswered = self._unanswered + 1 if self._was_unanswered(error) else 0
             if self._session is not None:
                 sent = shortened(self._session.process.sent)
                 seen = self._session.process.seen
         except NotShown as error:
             outcome, detail = "skip", str(error)
+        else:
+            self._unanswered = 0
         self._note_findings(f"while {transcript.rule} was played")
         ends = self._ends_the_engine(transcript) or self._handshake is not None
         if outcome == "fail" or ends:
             self._end()
-        about = (transcript.rule, transcript.tag, transcript.section, transcript.text)
         self._result(Result(*about, outcome, transcript.file, detail, sent, seen))
+        if self._unanswered == RULES_UNANSWERED:
+            self._unanswered = 0
+            self._is_deaf = not self._answers(folder)
+
+    def _was_unanswered(self, error: Mismatch) -> bool:
+        """Whether a rule failed because nothing came, or no end."""
+        if isinstance(error, Endless):
+            return True
+        said_nothing = self._session is not None and self._session.process.taken == 0
+        return said_nothing and isinstance(error, Silence | Unanswered)
+
+    def _answers(self, folder: str) -> bool:
+        """Whether the engine still answers anything; rules may be about what it leaves out."""
+        try:
+            session = Session(self._settings, Start(), folder, self._handshake)
+        except (Mismatch, EngineStartError):
+            return False
+        try:
+            session.check_that_it_answers()
+        except Mismatch:
+            return False
+        finally:
+            session.process.close()
+        return True
 
     def _play(self, transcript: Transcript, start: Start, folder: str) -> None:
         steps = transcript.steps(self._wire)
@@ -221,7 +257,6 @@ class Suite:
             after = "the engine said READY, but then: " if isinstance(error, Mismatch) else ""
             self._unstartable[start] = after + str(error)
             raise EngineStartError(after + str(error), exit_code=EXIT_USAGE) from error
-        self._told = 0
         self._wire = self._session.wire
         self._wire_is_guess = self._session.wire_is_guess
         self._note_findings("at the start")
@@ -254,8 +289,7 @@ class Suite:
     def _note_findings(self, during: str) -> None:
         if self._session is None:
             return
-        findings = self._session.monitor.findings[self._told :]
-        self._told += len(findings)
+        findings = self._session.monitor.take_findings()
         self._handshake_is_broken |= any(finding.rule == "handshake" for finding in findings)
         sent = shortened(self._session.process.sent)
         # What comes after the first of a play may be its consequence. A finding that nobody asked
@@ -287,6 +321,8 @@ class Suite:
             return Result(*about, "unjudged", "", detail, found.sent, found.finding.seen)
         if self._exercised[rule.id]:
             return Result(*about, "pass")
+        if self._is_deaf:
+            return Result(*about, "unjudged", "", DEAF)
         if self._handshake_is_broken:
             return Result(*about, "unjudged", "", "not judged: the handshake was broken")
         is_about_wires = rule.id == "kinds" and self._wire_is_guess

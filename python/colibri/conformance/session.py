@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from colibri.conformance.matcher import READY, Matcher, Mismatch
 from colibri.conformance.monitor import Monitor
-from colibri.conformance.process import EXIT_USAGE, Endless, Process, Silence
+from colibri.conformance.process import EXIT_USAGE, Endless, Process, Silence, TooMuch
 from colibri.conformance.transcript import Action, Expect, Send, Start, Transcript, request_of
 from colibri.errors import EngineStartError
 
@@ -19,7 +19,7 @@ FENCE = 900_000_000_000
 # Where that is not answered, so long without a record shows that a rule is over.
 QUIET_S = 0.3
 # A rule takes at most this many times the time that one record may take.
-PATIENCE = 12
+PATIENCE = 2
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,9 @@ class Session:
     def _start(self) -> None:
         try:
             first = self.process.record(self._settings.start_timeout_s)
+        except TooMuch as flood:
+            message = f"the engine was not ready: {flood}"
+            raise EngineStartError(message, exit_code=EXIT_USAGE) from None
         except Silence:
             message = f"the engine was not ready after {self._settings.start_timeout_s:g} s"
             raise EngineStartError(message, exit_code=EXIT_USAGE) from None
@@ -199,7 +202,12 @@ class Session:
                     raise Mismatch(matcher.wanted())
                 return
         self.is_fresh = False
-        self.process.allow(PATIENCE * self._settings.timeout_s)
+        waits_s = sum(
+            float(step.value)
+            for step in transcript.steps(self.wire)
+            if isinstance(step, Action) and step.name == "wait"
+        )
+        self.process.allow(PATIENCE * self._settings.timeout_s + waits_s)
         while not matcher.is_complete:
             step = matcher.due
             if step is None:
@@ -219,7 +227,7 @@ class Session:
         try:
             record = self.process.record()
         except Silence as silence:
-            raise Silence(f"{matcher.wanted()}; {silence}") from None
+            raise type(silence)(f"{matcher.wanted()}; {silence}") from None
         if record is None:
             code = self.process.exit_code()
             raise Mismatch(f"{matcher.wanted()}; it ended with exit code {code}")

@@ -59,6 +59,9 @@ WIRES = ("full", "seed", "upstream")
 _DEEPEST = 16  # of choices in choices
 ADDRESSED = {b"ACCEPT", b"PREFILL", b"DATA", b"TOPK", b"PERF", b"DONE", b"ERROR"}
 
+# What sent bytes may repeat.
+MAX_FILLED_BYTES = 64 << 20
+
 _ESCAPES = {"n": b"\n", "r": b"\r", "t": b"\t", "0": b"\0", "\\": b"\\"}
 _BYTES = re.compile(
     r"\\x([0-9a-fA-F]{2})|\\([nrt0\\])"
@@ -287,7 +290,7 @@ def parse_pattern(text: str) -> Pattern:
         kind, low, high, name, many = found.groups()
         if low is not None and kind not in "ni":
             raise TranscriptError(f"only integers have bounds: {found[0]}")
-        bounds = None if low is None else (int(low), int(high))
+        bounds = None if low is None else (_number(low), _number(high))
         if bounds is not None and bounds[0] > bounds[1]:
             raise TranscriptError(f"no integer is within {found[0]}")
         parts.append(Placeholder(kind, name, bounds, many is not None))
@@ -299,6 +302,13 @@ def parse_pattern(text: str) -> Pattern:
         if whole is not None and whole[1] != b"%d" % len(whole[2]):
             raise TranscriptError(f"the payload has {len(whole[2])} bytes, not {whole[1].decode()}")
     return pattern
+
+
+def _number(text: str) -> int:
+    number = decimal(text)
+    if number is None:
+        raise TranscriptError(f"not a number of at most 64 bits: {text[:24]}")
+    return number
 
 
 def _literal(text: str) -> bytes:
@@ -321,7 +331,10 @@ def _byte_parts(text: str) -> tuple[bytes | Offered, ...]:
         elif letter:
             parts.append(_ESCAPES[letter])
         elif count:
-            parts.append(_literal(filling) * int(count))
+            repeated = _literal(filling)
+            if _number(count) * len(repeated) > MAX_FILLED_BYTES:
+                raise TranscriptError(f"more than {MAX_FILLED_BYTES >> 20} MiB: {found[0][:40]}")
+            parts.append(repeated * _number(count))
         elif option:
             parts.append(Offered(option))
         else:
@@ -436,8 +449,8 @@ def _transcript(
         wires=_wires(head["wire"]) if "wire" in head else frozenset(WIRES),
         needs=_items(head.get("needs", "")),
         start=Start(
-            slots=int(head.get("slots", Start.slots)),
-            ctx=int(head.get("ctx", Start.ctx)),
+            slots=_number(head.get("slots", str(Start.slots))),
+            ctx=_number(head.get("ctx", str(Start.ctx))),
             env=tuple((key, value) for key, _, value in env),
         ),
         ordered=head.get("order") == "stream",
