@@ -290,7 +290,7 @@ def parse_pattern(text: str) -> Pattern:
         kind, low, high, name, many = found.groups()
         if low is not None and kind not in "ni":
             raise TranscriptError(f"only integers have bounds: {found[0]}")
-        bounds = None if low is None else (_number(low), _number(high))
+        bounds = None if low is None else (int(low), int(high))
         if bounds is not None and bounds[0] > bounds[1]:
             raise TranscriptError(f"no integer is within {found[0]}")
         parts.append(Placeholder(kind, name, bounds, many is not None))
@@ -302,13 +302,6 @@ def parse_pattern(text: str) -> Pattern:
         if whole is not None and whole[1] != b"%d" % len(whole[2]):
             raise TranscriptError(f"the payload has {len(whole[2])} bytes, not {whole[1].decode()}")
     return pattern
-
-
-def _number(text: str) -> int:
-    number = decimal(text)
-    if number is None:
-        raise TranscriptError(f"not a number of at most 64 bits: {text[:24]}")
-    return number
 
 
 def _literal(text: str) -> bytes:
@@ -332,9 +325,9 @@ def _byte_parts(text: str) -> tuple[bytes | Offered, ...]:
             parts.append(_ESCAPES[letter])
         elif count:
             repeated = _literal(filling)
-            if _number(count) * len(repeated) > MAX_FILLED_BYTES:
+            if int(count) * len(repeated) > MAX_FILLED_BYTES:
                 raise TranscriptError(f"more than {MAX_FILLED_BYTES >> 20} MiB: {found[0][:40]}")
-            parts.append(repeated * _number(count))
+            parts.append(repeated * int(count))
         elif option:
             parts.append(Offered(option))
         else:
@@ -449,8 +442,8 @@ def _transcript(
         wires=_wires(head["wire"]) if "wire" in head else frozenset(WIRES),
         needs=_items(head.get("needs", "")),
         start=Start(
-            slots=_number(head.get("slots", str(Start.slots))),
-            ctx=_number(head.get("ctx", str(Start.ctx))),
+            slots=int(head.get("slots", str(Start.slots))),
+            ctx=int(head.get("ctx", str(Start.ctx))),
             env=tuple((key, value) for key, _, value in env),
         ),
         ordered=head.get("order") == "stream",
