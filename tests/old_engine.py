@@ -3,12 +3,14 @@
 Usage: ``old_engine.py SCENARIO.json [engine arguments]``. What it receives is appended to
 ``SCENARIO.json.log``, signals too. Scenario: ``words`` of each answer, ``token_s`` between them,
 ``load_s`` before READY, ``news`` a line after TIERS, ``exit_after`` words with ``exit_code``,
-``refuse`` with a reason.
+``refuse`` with a reason, ``hang_after`` words for ever, deaf to all but SIGKILL (its process is in
+``SCENARIO.json.pid`` then), with stdout closed if it has ``close_output``.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
@@ -47,7 +49,7 @@ def main() -> int:
             write(END + b"STAT 0 0.00 0.0 0.50\n")
             continue
         if reason := scenario.get("refuse"):
-            print(f"error: request 1: {reason}", file=sys.stderr, flush=True)
+            print(f"error: request: {reason}", file=sys.stderr, flush=True)
             write(END + b"STAT 0 0.00 0.0 0.50 0 0\n")
             continue
         said = 0
@@ -59,6 +61,14 @@ def main() -> int:
             if said == scenario.get("exit_after"):
                 print("error: no such expert", file=sys.stderr, flush=True)
                 return int(scenario["exit_code"])
+            if said == scenario.get("hang_after"):
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    signal.signal(number, lambda number, _: log(signal.Signals(number).name))
+                Path(f"{path}.pid").write_text(str(os.getpid()), encoding="utf-8")
+                if scenario.get("close_output"):
+                    os.close(1)
+                while True:
+                    time.sleep(60)
             write(word.encode("latin-1"))
             said += 1
             time.sleep(scenario.get("token_s", 0))

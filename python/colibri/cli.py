@@ -11,11 +11,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
 from colibri import streams
-from colibri.conformance.transcript import TAGS, WIRES
-from colibri.errors import ColibriError, EngineStartError
+from colibri.conformance.transcript import TAGS, WIRES, Transcript, TranscriptError
+from colibri.errors import ColibriError, EngineStartError, Terminated
 
 MODEL_HELP = (
     "model folder, or 'demo' for the model that comes with colibri; default: what the environment "
@@ -81,6 +82,18 @@ def _tags(text: str) -> tuple[str, ...]:
     if not set(tags) <= set(TAGS):
         raise argparse.ArgumentTypeError(f"must be a comma list of {', '.join(TAGS)}")
     return tags
+
+
+def _with_rules_of(text: str) -> list[Transcript]:
+    # Other commands need not read rules.
+    from colibri.conformance.player import read_rules
+
+    try:
+        return read_rules(Path(text))
+    except TranscriptError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{error.filename}: {error.strerror}") from None
 
 
 def _engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -220,11 +233,21 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
 def _conformance_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "engine",
-        nargs="+",
+        nargs="*",
         metavar="COMMAND",
         help="what starts the engine; it is told by environment variables to speak mux",
     )
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--json", action="store_true", help="as JSON")
+    group.add_argument(
+        "--list", action="store_true", help="print the rules, with tag and section; starts nothing"
+    )
+    parser.add_argument(
+        "--rules",
+        type=_with_rules_of,
+        metavar="DIR",
+        help="play the rules in the .txt files of this folder too",
+    )
     parser.add_argument(
         "--tags",
         type=_tags,
@@ -418,6 +441,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except Terminated as end:
+        report(str(end))
+        return end.exit_code
     except BrokenPipeError:
         # The reader of our output has left, as in `colibri run ... | head`.
         streams.give_up_output()
@@ -432,6 +458,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
+    if args.command == "conformance" and not (args.list or "".join(args.engine[:1])):
+        parser.error("colibri conformance needs a COMMAND that starts the engine, behind --")
     for name, value in vars(args).items():
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str):

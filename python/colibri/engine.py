@@ -11,19 +11,21 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Any, TypeAlias
 
 from colibri import _core, frames
+from colibri.decimals import decimal
 from colibri.engine_process import EngineConfig, EngineProcess
 from colibri.errors import (
     EngineDied,
-    EngineError,
     EngineStartError,
     EngineUnavailable,
     ProtocolError,
     RequestError,
     UsageError,
+    of_refusal,
 )
 from colibri.telemetry import Telemetry
 
@@ -38,6 +40,9 @@ STABLE_S = 60.0
 # Time for each of the three ways to end an engine: closed stdin, SIGTERM, SIGKILL.
 STOP_STEP_S = 10.0
 LOADING_STOP_STEP_S = 0.5
+# An engine that was told to end a turn and says nothing more of it for this long hangs. A step of
+# a huge model that is read from a slow disk takes 20 s.
+ANSWER_S = 120.0
 # An engine without CAPS counts as ready this long after READY.
 CAPS_WAIT_S = 0.5
 
@@ -99,6 +104,11 @@ class Turn:
         self._ended = False
         self._abandoned = False
         self._send: Callable[[bytes], None] = _discard
+        self._on_silence: Callable[[str], None] = _discard
+        self._answer_s = ANSWER_S
+        # What it was told, while the end that must follow has not come.
+        self._told = ""
+        self._silence: asyncio.TimerHandle | None = None
 
     async def take(self, pass_on: Callable[[list[Event]], bool] | None = None) -> list[Event]:
         """Waits for events and returns all there are, none after the last; safe to cancel.
@@ -144,21 +154,49 @@ class Turn:
     def stop(self) -> None:
         """Asks the engine to end the turn as a success; ``Done`` follows."""
         if not self._ended:
-            self._send(f"STOP {self.id}\n".encode())
+            self._tell("STOP")
 
     def cancel(self) -> None:
         """Asks the engine to drop the turn; its events no longer matter."""
         if not self._ended and not self._abandoned:
             self._abandoned = True
             self._events.clear()
-            self._send(f"CANCEL {self.id}\n".encode())
+            self._tell("CANCEL")
 
-    def connect(self, send: Callable[[bytes], None]) -> None:
-        """Says where STOP and CANCEL are written."""
+    def _tell(self, verb: str) -> None:
+        self._send(f"{verb} {self.id}\n".encode())
+        self._told = verb
+        self._expect_answer()
+
+    def _expect_answer(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
+        self._silence = asyncio.get_running_loop().call_later(
+            self._answer_s, self._on_silence, self._told
+        )
+
+    def connect(
+        self,
+        send: Callable[[bytes], None],
+        on_silence: Callable[[str], None],
+        answer_s: float = ANSWER_S,
+    ) -> None:
+        """Says where STOP and CANCEL are written, and who is told that one was not answered.
+
+        Args:
+            send: takes a frame.
+            on_silence: takes STOP or CANCEL, ``answer_s`` after it or after the last record that
+                followed: an engine that does not know STOP still ends at the turn's limit.
+            answer_s: how long the engine may say nothing.
+        """
         self._send = send
+        self._on_silence = on_silence
+        self._answer_s = answer_s
 
     def push(self, event: Event) -> None:
         """Takes an event from the engine; ``deliver`` follows."""
+        if self._silence is not None:
+            self._expect_answer()
         if self._abandoned:
             return
         if len(self._events) >= QUEUE_TOKENS:
@@ -180,11 +218,13 @@ class Turn:
             return
         self._ended = True
         self._error = error
+        if self._silence is not None:
+            self._silence.cancel()
         self.deliver()
         self._on_end()
 
 
-def _discard(_frame: bytes) -> None:
+def _discard(_what: bytes | str) -> None:
     """The engine is gone; its requests have been failed already."""
 
 
@@ -196,6 +236,7 @@ class Engine:
         telemetry: receives every record that is not of one request.
         on_log: called with each log line of the engine.
         backoff_s: waits before the first, second, ... restart.
+        answer_s: how long it may leave STOP or CANCEL unanswered before it is killed.
     """
 
     def __init__(
@@ -205,12 +246,14 @@ class Engine:
         telemetry: Telemetry | None = None,
         on_log: Callable[[str], None] = log.info,
         backoff_s: tuple[float, ...] = BACKOFF_S,
+        answer_s: float = ANSWER_S,
     ) -> None:
         self.config = config
         self.telemetry = telemetry or Telemetry()
         self.caps: dict[str, str] = {}
         self._on_log = on_log
         self._backoff_s = backoff_s
+        self._answer_s = answer_s
         self._state = EngineState()
         self._changed = asyncio.Event()
         self._turns: dict[int, Turn] = {}
@@ -222,7 +265,9 @@ class Engine:
         self._ready_timer: asyncio.TimerHandle | None = None
         # Of the turn that ends next.
         self._prof: frames.Prof | None = None
-        self._ready_at = 0.0
+        self._was_ready = False
+        # Of this process, once it is.
+        self._ready_at: float | None = None
         self._start_error: EngineStartError | None = None
         self.on_state: Callable[[EngineState], None] = lambda _state: None
 
@@ -257,9 +302,8 @@ class Engine:
     def map_layers(self) -> tuple[int, ...] | None:
         """Real layer number of each row of the expert map, if the engine tells."""
         words = self.caps.get("layers", "").split(",")
-        if not all(word.isascii() and word.isdigit() for word in words):
-            return None
-        return tuple(int(word) for word in words)
+        numbers = tuple(number for word in words if (number := decimal(word)) is not None)
+        return numbers if len(numbers) == len(words) else None
 
     def check_ready(self) -> None:
         """Raises ``EngineUnavailable`` unless requests can be sent now."""
@@ -330,12 +374,14 @@ class Engine:
         attempt = 0
         while True:
             cause, hint = await self._run_once()
+            ready_at, self._ready_at = self._ready_at, None
             if self._state.name == "stopping":
                 return
-            if self._ready_at == 0.0 and self._start_error is not None:
+            if not self._was_ready and self._start_error is not None:
                 self._set(EngineState(name="failed", reason=cause, hint=hint))
                 return
-            if asyncio.get_running_loop().time() - self._ready_at > STABLE_S:
+            now = asyncio.get_running_loop().time()
+            if ready_at is not None and now - ready_at > STABLE_S:
                 attempt = 0
             wait_s = self._backoff_s[min(attempt, len(self._backoff_s) - 1)]
             attempt += 1
@@ -381,7 +427,7 @@ class Engine:
                 self._ready_timer = None
             # Also on cancellation: nobody may wait for a process that is gone.
             self._fail_all(cause)
-        if self._ready_at == 0.0:
+        if not self._was_ready:
             message = process.error or f"the engine did not start: {cause}"
             self._start_error = EngineStartError(message, hint=hint, exit_code=exit_code)
         return cause, hint
@@ -389,7 +435,7 @@ class Engine:
     def _fail_all(self, cause: str) -> None:
         turns, self._turns = self._turns, {}
         for turn in turns.values():
-            turn.connect(_discard)
+            turn.connect(_discard, _discard)
             turn.end(EngineDied(f"the engine ended during this request: {cause}"))
 
     # --- requests ---
@@ -437,10 +483,13 @@ class Engine:
             )
         except ValueError as error:
             raise RequestError(str(error)) from error
-        turn.connect(process.write)
+        turn.connect(process.write, partial(self._hangs, process), self._answer_s)
         self._turns[turn.id] = turn
         process.write(frame)
         return turn
+
+    def _hangs(self, process: EngineProcess, verb: str) -> None:
+        process.kill(f"it did not answer {verb} for {self._answer_s:g} s")
 
     # --- what the engine says ---
 
@@ -491,6 +540,7 @@ class Engine:
             self._ready_timer.cancel()
             self._ready_timer = None
         if self._state.name in ("starting", "loading"):
+            self._was_ready = True
             self._ready_at = asyncio.get_running_loop().time()
             self._set(EngineState(name="ready", restarts=self._state.restarts))
 
@@ -503,7 +553,7 @@ class Engine:
                 log.warning("error for request %d: %s", record.id, record.code)
             return
         del self._turns[record.id]
-        turn.end(_to_exception(record))
+        turn.end(of_refusal(record.code, record.detail))
 
     def _progress(self, stage: str, done: int, total: int) -> None:
         if self._state.name in ("starting", "loading"):
@@ -515,33 +565,5 @@ class Engine:
         self.on_state(state)
 
 
-def _to_exception(record: frames.Error) -> Exception:
-    detail = " ".join(record.detail)
-    match record.code:
-        case "CONTEXT_EXCEEDED":
-            numbers = [word for word in record.detail if word.isdigit()]
-            if len(numbers) >= 2:
-                text = f"the prompt has {numbers[0]} tokens, the context takes at most {numbers[1]}"
-            else:
-                text = "the prompt does not fit in the context"
-            return RequestError(
-                text,
-                code="context_length_exceeded",
-                hint="shorten the prompt or start the server with a larger --ctx",
-            )
-        case "EMPTY_PROMPT":
-            return RequestError("the prompt is empty", code="empty_prompt")
-        case "BAD_REQUEST":
-            return RequestError(f"the engine refused the request: {detail}".rstrip(": "))
-        case "CANCELLED":
-            return EngineError("the request was cancelled")
-        case "ENGINE":
-            return EngineError(f"the engine failed this request: {detail}")
-        case code:
-            return EngineError(f"the engine reported {code} {detail}".rstrip())
-
-
 def _positive(text: str | None, otherwise: int) -> int:
-    if text is not None and text.isascii() and text.isdigit() and int(text) > 0:
-        return int(text)
-    return otherwise
+    return decimal(text or "") or otherwise

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import cast
 
 from colibri import _core, frames
+from colibri.decimals import decimal
 from colibri.errors import ProtocolError
 from colibri.find_engine import find_engine
 from colibri.last_words import LastWords
@@ -62,6 +63,20 @@ class EngineConfig:
             argv += ["--threads", str(self.threads)]
         return [*argv, "--progress"]
 
+    def environment(self) -> dict[str, str]:
+        """Returns our environment with the same settings, for engines that read no flags.
+
+        ``SNAP`` and ``RAM_GB`` are the names that the C engine has for the model and the budget.
+        """
+        env = {**os.environ, "SERVE": "1", "SERVE_BATCH": "1"}
+        if "--mux" not in self.protocol:
+            del env["SERVE_BATCH"]
+        env |= {"KV_SLOTS": str(self.slots), "CTX": str(self.ctx)}
+        env |= {"COLI_MODEL": str(self.model), "SNAP": str(self.model)}
+        if self.ram_gb is not None:
+            env["RAM_GB"] = f"{self.ram_gb:g}"
+        return env
+
     def cannot_start(self, error: OSError) -> tuple[str, str]:
         """Returns the cause and the advice where starting failed with ``error``."""
         reason, hint = explain(error)
@@ -103,6 +118,7 @@ class Process(ABC):
         try:
             process = await asyncio.create_subprocess_exec(
                 *config.argv(),
+                env=config.environment(),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=engine_end,
                 stderr=asyncio.subprocess.PIPE,
@@ -124,7 +140,7 @@ class Process(ABC):
             try:
                 await asyncio.wait_for(process.wait(), EXIT_WAIT_S)
             except TimeoutError:
-                self.kill("it closed its output and did not end")
+                self.kill("the engine closed its output and had to be ended")
             code = await process.wait()
             # A child of the engine may hold stderr open for ever.
             await asyncio.wait({stderr}, timeout=1.0)
@@ -300,11 +316,8 @@ def _parse_progress(line: str) -> tuple[str, int, int] | None:
     words = line.split()
     if len(words) != 4 or words[0] != "progress":
         return None
-    if not (
-        words[2].isascii() and words[2].isdigit() and words[3].isascii() and words[3].isdigit()
-    ):
-        return None
-    return words[1], int(words[2]), int(words[3])
+    done, total = map(decimal, words[2:])
+    return None if done is None or total is None else (words[1], done, total)
 
 
 def _signal_name(number: int) -> str:

@@ -5,6 +5,8 @@ Every class says how HTTP reports it; ``handlers.base`` is the only place that w
 
 from __future__ import annotations
 
+import signal
+
 
 class ColibriError(Exception):
     """Base of everything raised on purpose here.
@@ -112,3 +114,43 @@ class ProtocolError(EngineError):
 
     status = 502
     code = "engine_protocol_error"
+
+
+def of_refusal(code: str, words: list[str]) -> ColibriError:
+    """Returns what an ERROR of the engine means to whoever asked; ``words`` follow its code."""
+    detail = " ".join(words)
+    match code:
+        case "CONTEXT_EXCEEDED":
+            numbers = [word for word in words if word.isdigit()]
+            if len(numbers) >= 2:
+                least = "at least " if "least" in words else ""
+                text = (
+                    f"the prompt has {least}{numbers[0]} tokens, "
+                    f"the context takes at most {numbers[1]}"
+                )
+            else:
+                text = "the prompt does not fit in the context"
+            return RequestError(
+                text,
+                code="context_length_exceeded",
+                hint="shorten the prompt or start the server with a larger --ctx",
+            )
+        case "EMPTY_PROMPT":
+            return RequestError("the prompt is empty", code="empty_prompt")
+        case "BAD_REQUEST":
+            return RequestError(f"the engine refused the request: {detail}".rstrip(": "))
+        case "CANCELLED":
+            return EngineError("the request was cancelled")
+        case "ENGINE":
+            return EngineError(f"the engine failed this request: {detail}")
+        case _:
+            return EngineError(f"the engine reported {code} {detail}".rstrip())
+
+
+class Terminated(BaseException):
+    """SIGTERM or SIGHUP came. No error that work may catch, as ``KeyboardInterrupt`` is none."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by {signal.Signals(number).name}")
+        # As shells report it.
+        self.exit_code = 128 + number

@@ -11,7 +11,8 @@ from collections import deque
 
 # How many errors are kept; an engine that goes on after an error may print many in its life.
 ERRORS_KEPT = 3
-_REQUEST_ERROR = re.compile(r"error: request \d+: ")
+# What went wrong with one request, not with the engine; legacy has no ids.
+REQUEST_ERROR = re.compile(r"error: request(?: \d+)?: ")
 _PANIC = re.compile(r"thread '.*' .*panicked at ")
 # What the Rust runtime says when it gives up without a panic.
 _FATAL = re.compile(r"memory allocation of \d+ bytes failed|fatal runtime error: |panicked at ")
@@ -34,7 +35,7 @@ class LastWords:
     def take(self, line: str) -> bool:
         """Takes a line; returns whether it is told with the death and need not be logged."""
         after, self._after = self._after, ""
-        if line.startswith("error: ") and not _REQUEST_ERROR.match(line):
+        if line.startswith("error: ") and not REQUEST_ERROR.match(line):
             self._errors.append(line.removeprefix("error: "))
             self._after = "error"
             return True

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from colibri.engine import LOADING_STOP_STEP_S, STOP_STEP_S
 from colibri.engine_process import EngineConfig, Process
 from colibri.errors import EngineDied, EngineError, EngineStartError, ProtocolError
+from colibri.last_words import REQUEST_ERROR
 from colibri.text_filters import held_back
 
 READY = b"\x01\x01READY\x01\x01"
@@ -24,7 +25,6 @@ END = b"\x01\x01END\x01\x01"
 # A line that says what an answer cost; anything longer is something else.
 MAX_STAT_BYTES = 4096
 _STAT = re.compile(rb"STAT +(\d{1,18})(?: +[^ =]+){3}(?: +(\d{1,18}) +(\d+)\b(?!=))?")
-_REFUSAL = re.compile(r"error: request \d+: ")
 # How much later than an empty answer its reason may come.
 REFUSAL_WAIT_S = 0.2
 
@@ -74,20 +74,21 @@ class AnswerReader:
         self._held = b""
         self._read: Callable[[list[Event]], bool] = self._banner
 
-    def feed(self, data: bytes) -> list[Event]:
-        """Takes more bytes; returns ``Ready``, pieces of answers, and a ``Stat`` behind each.
+    def feed(self, data: bytes) -> Iterator[Event]:
+        """Takes more bytes; yields ``Ready``, pieces of answers, and a ``Stat`` behind each.
 
         What follows ``Ready`` is the first answer, to nothing: lines of the handshake and, once an
         empty line was sent, an end.
 
         Raises:
-            ProtocolError: an answer's end is not followed by STAT.
+            ProtocolError: an answer's end is not followed by STAT; what came before was yielded.
         """
         self._held += data
-        events: list[Event] = []
-        while self._read(events):
-            pass
-        return events
+        more = True
+        while more:
+            events: list[Event] = []
+            more = self._read(events)
+            yield from events
 
     def _banner(self, events: list[Event]) -> bool:
         _, found, rest = self._held.partition(READY)
@@ -162,7 +163,8 @@ class LegacyEngine:
         self._config = config
         self._on_log = on_log
         self._process = LegacyProcess(on_progress=on_progress, on_log=self._log)
-        self._refusals: asyncio.Queue[str] = asyncio.Queue()
+        # Of the present answer, which has one at most; an engine may say more of them.
+        self._refusals: asyncio.Queue[str] = asyncio.Queue(maxsize=1)
         self._life: asyncio.Task[int] | None = None
         self._ready = False
 
@@ -193,6 +195,9 @@ class LegacyEngine:
         """
         if self._life is None:
             raise EngineError("the engine was not started")
+        if not self._refusals.empty():
+            # It came too late for the answer it was about, or that had one all the same.
+            self._on_log(self._refusals.get_nowait())
         self._process.write(line + b"\n")
         while (event := await self._process.events.get()) is not None:
             if not isinstance(event, Ready):
@@ -205,27 +210,31 @@ class LegacyEngine:
     async def refusal(self) -> str | None:
         """Returns why there was no answer, if the engine says so; it does that beside the wire."""
         with contextlib.suppress(TimeoutError):
-            return await asyncio.wait_for(self._refusals.get(), REFUSAL_WAIT_S)
+            line = await asyncio.wait_for(self._refusals.get(), REFUSAL_WAIT_S)
+            return REQUEST_ERROR.sub("", line, count=1)
         return None
 
     def interrupt(self) -> None:
         """Ends the present answer; it can be continued."""
         self._process.interrupt()
 
+    def give_up(self) -> None:
+        """Says that the engine does not end its answer, so that ``stop`` is quick."""
+        self._ready = False
+
     async def stop(self) -> None:
         """Ends the engine."""
-        # A model that is still loading holds nothing worth waiting for.
+        # One that loads or answers nobody has nothing worth waiting for.
         await self._process.stop(STOP_STEP_S if self._ready else LOADING_STOP_STEP_S)
         if self._life is not None:
             # How it ended was told before, if anybody waited for an answer.
             await asyncio.wait({self._life})
 
     def _log(self, line: str) -> None:
-        refusal = _REFUSAL.match(line)
-        if refusal is None:
-            self._on_log(line)
+        if REQUEST_ERROR.match(line) and not self._refusals.full():
+            self._refusals.put_nowait(line)
         else:
-            self._refusals.put_nowait(line[refusal.end() :])
+            self._on_log(line)
 
     async def _end(self, life: asyncio.Task[int]) -> tuple[str, str | None, int]:
         """Returns why the engine ended, the advice that goes with it, and an exit code."""

@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser};
 
@@ -73,18 +73,18 @@ struct Args {
     /// gateway of the C engine understands
     #[arg(long, env = "COLIBRI_WIRE", value_enum, default_value_t)]
     wire: Wire,
-    /// Most tokens of an answer; legacy only
-    #[arg(long, env = "NGEN", default_value_t = legacy::DEFAULT_NGEN, value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
-    ngen: u32,
+    /// Most tokens of an answer [default: 256]; legacy only
+    #[arg(long, env = "NGEN", value_name = "N")]
+    ngen: Option<OsString>,
     /// Temperature of text lines, 0 to 2 [default: what the model suggests]; legacy only
-    #[arg(long, env = "COLI_TEMP", value_name = "T", value_parser = temperature)]
-    temperature: Option<f64>,
+    #[arg(long, env = "COLI_TEMP", value_name = "T")]
+    temperature: Option<OsString>,
     /// Probability mass that text lines draw from [default: what the model suggests]; legacy only
-    #[arg(long, env = "NUCLEUS", value_name = "P", value_parser = top_p)]
-    top_p: Option<f64>,
+    #[arg(long, env = "NUCLEUS", value_name = "P")]
+    top_p: Option<OsString>,
     /// Makes the draws of a session repeatable; legacy only
     #[arg(long, env = "SEED", value_name = "N")]
-    seed: Option<u64>,
+    seed: Option<OsString>,
     /// Write `progress <stage> <done> <total>` lines to stderr while loading
     #[arg(long)]
     progress: bool,
@@ -114,20 +114,50 @@ impl Protocol {
 }
 
 fn positive(text: &str) -> Result<f64, String> {
-    number(text, |value| value > 0.0 && value.is_finite(), "must be above 0")
-}
-
-fn number(text: &str, fits: impl Fn(f64) -> bool, bound: &str) -> Result<f64, String> {
     let value: f64 = text.parse().map_err(|_| format!("{text:?} is not a number"))?;
-    if fits(value) { Ok(value) } else { Err(bound.to_owned()) }
+    let fits = value > 0.0 && value.is_finite();
+    if fits { Ok(value) } else { Err("must be a finite number above 0".into()) }
 }
 
-fn temperature(text: &str) -> Result<f64, String> {
-    number(text, |value| (0.0..=2.0).contains(&value), "must be from 0 to 2")
-}
-
-fn top_p(text: &str) -> Result<f64, String> {
-    number(text, |value| value > 0.0 && value <= 1.0, "must be above 0, at most 1")
+/// Reads the settings of legacy, which do not stop an engine that speaks mux: names like `SEED` are
+/// common.
+fn legacy_options(args: &Args) -> Result<LegacyOptions, String> {
+    fn read<T>(
+        name: &str,
+        value: Option<&OsString>,
+        parse: impl Fn(&str) -> Option<T>,
+        bound: &str,
+    ) -> Result<Option<T>, String> {
+        let Some(value) = value else { return Ok(None) };
+        let parsed = value.to_str().and_then(parse);
+        parsed
+            .map(Some)
+            .ok_or_else(|| format!("{name} is {}, but must be {bound}", value.display()))
+    }
+    let count = |text: &str| text.parse().ok().filter(|n| (1..=i32::MAX as u32).contains(n));
+    let number = |text: &str| text.parse::<f64>().ok();
+    let ngen = read("NGEN (--ngen)", args.ngen.as_ref(), count, "an integer from 1 to 2147483647")?;
+    Ok(LegacyOptions {
+        ngen: ngen.unwrap_or(legacy::DEFAULT_NGEN),
+        temperature: read(
+            "COLI_TEMP (--temperature)",
+            args.temperature.as_ref(),
+            |text| number(text).filter(|t| (0.0..=2.0).contains(t)),
+            "a number from 0 to 2",
+        )?,
+        top_p: read(
+            "NUCLEUS (--top-p)",
+            args.top_p.as_ref(),
+            |text| number(text).filter(|p| *p > 0.0 && *p <= 1.0),
+            "a number above 0, at most 1",
+        )?,
+        seed: read(
+            "SEED (--seed)",
+            args.seed.as_ref(),
+            |text| text.parse().ok(),
+            "an integer from 0 to 18446744073709551615",
+        )?,
+    })
 }
 
 fn isa(text: &str) -> Result<Isa, String> {
@@ -160,6 +190,19 @@ where
     Ok(args)
 }
 
+/// The environment variable that a refused value came from, if it was not on the command line.
+fn variable_at_fault(error: &clap::Error, args: &[String]) -> Option<String> {
+    let Some(ContextValue::String(refused)) = error.get(ContextKind::InvalidArg) else {
+        return None;
+    };
+    let flag = refused.split(' ').next()?;
+    let command = Args::command();
+    let argument = command.get_arguments().find(|arg| arg.get_long() == flag.strip_prefix("--"))?;
+    let typed = args.iter().any(|arg| arg.split('=').next() == Some(flag));
+    let variable = argument.get_env()?.to_str()?;
+    (!typed).then(|| variable.to_owned())
+}
+
 fn main(args: &[String]) -> i32 {
     let args = match parse(args) {
         Ok(args) => args,
@@ -167,6 +210,9 @@ fn main(args: &[String]) -> i32 {
             // A wrong value is one line; clap adds usage and hints to it.
             let text = error.to_string();
             eprint!("{text}");
+            if let Some(variable) = variable_at_fault(&error, args) {
+                eprintln!("hint: the value is that of the environment variable {variable}");
+            }
             return EXIT_USAGE;
         }
         // --help and --version; nothing is served, so stdout is free.
@@ -186,7 +232,17 @@ fn main(args: &[String]) -> i32 {
         eprintln!("hint: colibri-engine MODEL, or set COLI_MODEL");
         return EXIT_USAGE;
     };
-    match serve(&args, &model, protocol) {
+    let served = match protocol {
+        Protocol::Mux => serve(&args, &model, None),
+        Protocol::Legacy => match legacy_options(&args) {
+            Ok(options) => serve(&args, &model, Some(options)),
+            Err(message) => {
+                eprintln!("error: {message}");
+                return EXIT_USAGE;
+            }
+        },
+    };
+    match served {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error}");
@@ -198,7 +254,8 @@ fn main(args: &[String]) -> i32 {
     }
 }
 
-fn serve(args: &Args, model: &Path, protocol: Protocol) -> Result<i32> {
+/// Serves legacy with its options, else mux.
+fn serve(args: &Args, model: &Path, legacy: Option<LegacyOptions>) -> Result<i32> {
     let options = RunnerOptions {
         ctx: args.ctx.map(|n| n as usize),
         slots: args.slots as usize,
@@ -217,34 +274,23 @@ fn serve(args: &Args, model: &Path, protocol: Protocol) -> Result<i32> {
     for notice in &engine.runner.notices {
         eprintln!("notice: {notice}");
     }
-    match protocol {
-        Protocol::Legacy => {
-            let chat = Chat::load(model)?;
-            if let Some(fault) = chat.fault() {
-                eprintln!("notice: {fault}; only exact prompts are answered");
-            }
-            let options = LegacyOptions {
-                ngen: args.ngen,
-                temperature: args.temperature,
-                top_p: args.top_p,
-                seed: args.seed,
-            };
-            legacy::serve(&mut engine, &chat, &options)
+    if let Some(options) = legacy {
+        let chat = Chat::load(model)?;
+        if let Some(fault) = chat.fault() {
+            eprintln!("notice: {fault}; only exact prompts are answered");
         }
-        Protocol::Mux => {
-            let model_name = std::path::absolute(model)
-                .map_err(|e| Error::io(model, e))?
-                .file_name()
-                .map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned());
-            if args.serve_topk == 1 && !args.wire.has_details() {
-                eprintln!("notice: this wire has no TOPK records; --serve-topk is ignored");
-            }
-            let default_topk = if args.serve_topk == 1 && args.wire.has_details() { 5 } else { 0 };
-            let options =
-                SessionOptions { model_name, default_topk, default_seed: None, wire: args.wire };
-            mux::serve(&mut engine, &options)
-        }
+        return legacy::serve(&mut engine, &chat, &options);
     }
+    let model_name = std::path::absolute(model)
+        .map_err(|e| Error::io(model, e))?
+        .file_name()
+        .map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned());
+    if args.serve_topk == 1 && !args.wire.has_details() {
+        eprintln!("notice: this wire has no TOPK records; --serve-topk is ignored");
+    }
+    let default_topk = if args.serve_topk == 1 && args.wire.has_details() { 5 } else { 0 };
+    let options = SessionOptions { model_name, default_topk, default_seed: None, wire: args.wire };
+    mux::serve(&mut engine, &options)
 }
 
 #[cfg(test)]
@@ -276,6 +322,23 @@ mod tests {
             assert_eq!(Protocol::asked(&args), expected, "{words:?}");
         }
         assert!(parsed(&["--mux", "--legacy"]).is_err());
+    }
+
+    #[test]
+    fn settings_of_legacy_are_checked_for_legacy_alone() {
+        let options = |words: &[&str]| legacy_options(&parsed(words).expect("a command line"));
+        assert_eq!(options(&[]).expect("defaults").ngen, legacy::DEFAULT_NGEN);
+        assert_eq!(options(&["--seed", "7", "--top-p", "0.5"]).expect("fits").seed, Some(7));
+        for wrong in [
+            ["--ngen", "0"],
+            ["--ngen", ""],
+            ["--seed=-1", "--mux"],
+            ["--temperature", "2.1"],
+            ["--temperature", "nan"],
+            ["--top-p", "0"],
+        ] {
+            assert!(options(&wrong).is_err(), "{wrong:?}");
+        }
     }
 
     #[test]

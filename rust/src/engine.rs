@@ -146,7 +146,8 @@ impl Engine {
             return Err(Error::EmptyPrompt);
         }
         if request.prompt.len() > ctx - 1 {
-            return Err(Error::ContextExceeded { tokens: request.prompt.len(), limit: ctx - 1 });
+            let tokens = request.prompt.len();
+            return Err(Error::ContextExceeded { tokens, counted: true, limit: ctx - 1 });
         }
         let slot = &mut self.runner.slots[request.slot];
         let reused = slot.common_prefix(&request.prompt);

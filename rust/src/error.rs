@@ -76,10 +76,15 @@ pub enum Error {
     #[error("the prompt is empty")]
     EmptyPrompt,
     /// The prompt does not fit in the context.
-    #[error("the prompt has {tokens} tokens, the context takes at most {limit}")]
+    #[error(
+        "the prompt has {}{tokens} tokens, the context takes at most {limit}",
+        if *.counted { "" } else { "at least " }
+    )]
     ContextExceeded {
         /// Tokens of the prompt.
         tokens: usize,
+        /// Whether they were counted; else it has at least so many, by its length alone.
+        counted: bool,
         /// Most tokens that fit.
         limit: usize,
     },

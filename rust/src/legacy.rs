@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::mux::frame::{self, StatRecord, TurnRecord};
 use crate::mux::{EXIT_BAD_FRAME, rss_gb, tiers_record};
 use crate::sample::Sampling;
-use crate::stdio::{Input, Output, Signal};
+use crate::stdio::{Input, Interrupts, Output, Signal};
 pub use chat::Chat;
 use chat::{Message, stop_ids};
 use read::{Incoming, LineReader, Prompt};
@@ -49,7 +49,7 @@ pub struct LegacyOptions {
 /// [`Error::Io`] if signals cannot be handled or stdout is closed.
 pub fn serve(engine: &mut Engine, chat: &Chat, options: &LegacyOptions) -> Result<i32> {
     let session = Session::start(engine, chat, options, std::io::stdin(), std::io::stdout());
-    session.input.catch_signals()?;
+    session.input.catch_signals(Interrupts::Single)?;
     session.serve()
 }
 
@@ -332,9 +332,10 @@ impl<'a> Session<'a> {
     }
 }
 
-/// Says on stderr why there is no answer; the protocol has no words for it.
+/// Says on stderr why there is no answer; the protocol has no words for it. "request" tells it from
+/// errors that end the process.
 fn report(error: &Error) {
-    eprintln!("error: request {REQUEST}: {error}");
+    eprintln!("error: request: {error}");
 }
 
 fn idle_stat() -> StatRecord {

@@ -11,12 +11,11 @@ mod wire;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{Read, Write};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use crate::engine::{Engine, Event, Request};
 use crate::error::{Error, Result};
 use crate::sample::Sampling;
-use crate::stdio::{Input, Output, Parser, Signal};
+use crate::stdio::{Input, Interrupts, Output, Parser, Signal};
 use emit::Emitter;
 pub(crate) use emit::{rss_gb, tiers_record};
 use frame::{Incoming, RequestReader, Submit};
@@ -37,8 +36,6 @@ pub const SUBMIT_OPTIONS: &[&str] = &[
     "bias",
 ];
 
-/// A second SIGINT within this time means SIGTERM.
-const DOUBLE_INTERRUPT: Duration = Duration::from_secs(2);
 /// Decode steps between two HITS records.
 const HITS_INTERVAL: u64 = 6;
 
@@ -80,7 +77,7 @@ impl Parser for RequestReader {
 /// [`Error::Io`] if signals cannot be handled or stdout is closed.
 pub fn serve(engine: &mut Engine, options: &SessionOptions) -> Result<i32> {
     let session = Session::start(engine, options, std::io::stdin(), std::io::stdout());
-    session.input.catch_signals()?;
+    session.input.catch_signals(Interrupts::EndWhenDoubled)?;
     session.serve()
 }
 
@@ -106,7 +103,6 @@ struct Session<'a> {
     options: &'a SessionOptions,
     /// Nothing more is admitted; what is in flight finishes.
     draining: bool,
-    interrupted_at: Option<Instant>,
     /// Count of decode steps at which the next HITS goes out.
     hits_due: u64,
     exit_code: i32,
@@ -125,14 +121,15 @@ impl<'a> Session<'a> {
         let mailbox = input.mailbox();
         let tokenizer = Arc::clone(&engine.tokenizer);
         Self {
-            waiting: Waiting::start(tokenizer, move |tokens| mailbox.deliver(tokens)),
+            waiting: Waiting::start(tokenizer, engine.runner.ctx - 1, move |tokens| {
+                mailbox.deliver(tokens)
+            }),
             emitter: Emitter::new(output, options.wire),
             hits_due: engine.decode_steps() + HITS_INTERVAL,
             engine,
             input,
             options,
             draining: false,
-            interrupted_at: None,
             exit_code: 0,
         }
     }
@@ -278,15 +275,12 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// SIGTERM ends every turn as by STOP and shuts down; SIGINT ends them and goes on, unless it
-    /// is the second within two seconds.
+    /// SIGTERM ends every turn as by STOP and shuts down; SIGINT ends them and goes on.
     fn handle_signals(&mut self) {
         while let Some(signal) = self.input.take_signal() {
-            let again = self.interrupted_at.is_some_and(|at| at.elapsed() < DOUBLE_INTERRUPT);
-            if signal == Signal::Terminate || again {
+            if signal == Signal::Terminate {
                 self.draining = true;
             }
-            self.interrupted_at = Some(Instant::now());
             let waiting: Vec<u64> = self.waiting.requests().map(|request| request.id).collect();
             for id in waiting {
                 self.waiting.cancel(id);

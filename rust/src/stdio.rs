@@ -6,5 +6,5 @@
 mod input;
 mod output;
 
-pub use input::{Input, Mailbox, Parser, Signal};
+pub use input::{Input, Interrupts, Mailbox, Parser, Signal};
 pub use output::Output;

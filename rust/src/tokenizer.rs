@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 mod bytes;
+mod extent;
 mod growth;
 mod quiet;
 mod stream;
@@ -35,6 +36,8 @@ pub struct Tokenizer {
     token_bytes: TokenBytes,
     special_ids: Vec<u32>,
     strips_first_space: bool,
+    /// Bytes of text behind one byte of token, `None` without bound.
+    shrinkage: Option<usize>,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -83,6 +86,7 @@ impl Tokenizer {
         let parsed = guarded(|| tokenizers::Tokenizer::deserialize(&file));
         let inner = parsed.map_err(&bad)?.map_err(|error| bad(format!("no tokenizer: {error}")))?;
         let vocab = inner.get_vocab(false);
+        let shrinkage = extent::shrinkage(&file, &vocab, style);
         for (content, id) in &added {
             if inner.token_to_id(content) != Some(*id) {
                 return Err(bad(format!("added token {content:?} cannot have id {id}")));
@@ -97,6 +101,7 @@ impl Tokenizer {
             token_bytes,
             special_ids,
             strips_first_space,
+            shrinkage,
         })
     }
 
@@ -155,6 +160,17 @@ impl Tokenizer {
     /// One more than the largest id.
     pub fn vocab_size(&self) -> usize {
         self.token_bytes.len()
+    }
+
+    /// The least number of tokens that `bytes` bytes of text can be, told without looking at them.
+    ///
+    /// A token stands for at most as many bytes as the longest one has, or three times that where
+    /// text is composed to NFC first. 0 where encoding may drop text or merge any amount of it into
+    /// one token, by a normaliser, a pre-tokenizer or an unknown token, or where that cannot be
+    /// excluded.
+    pub fn least_tokens(&self, bytes: usize) -> usize {
+        let longest = self.shrinkage.map(|factor| (self.token_bytes.longest() * factor).max(1));
+        longest.map_or(0, |longest| bytes.div_ceil(longest))
     }
 
     /// The id of a token by its text, as it is spelled in the file.

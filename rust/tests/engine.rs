@@ -93,7 +93,7 @@ fn the_context_is_used_to_its_end_and_never_beyond() {
     let full = prompt(64, 1);
     assert!(matches!(
         engine.submit(request(1, 0, &full, 5)),
-        Err(Error::ContextExceeded { tokens: 64, limit: 63 })
+        Err(Error::ContextExceeded { tokens: 64, counted: true, limit: 63 })
     ));
     for (id, length) in [(2, 63), (3, 40), (4, 64 - 1)] {
         let mut outcome = Outcome::new();

@@ -29,6 +29,20 @@ def miscount(record: bytes) -> bytes:
     return re.sub(rb"^(DONE \d+ STAT )4 ", rb"\g<1>5 ", record)
 
 
+def miscount_twice(record: bytes) -> bytes:
+    """The prompt's tokens first, of which the seed says nothing, then the answer's."""
+    found = re.match(rb"(DONE \d+ STAT )(\d+)( \S+ \S+ \S+ )(\d+)", record)
+    if found is None or int(found[2]) < 5:
+        return record
+    counts = int(found[2]) - 1, int(found[4]) + 1
+    return b"%b%d%b%d" % (found[1], counts[0], found[3], counts[1]) + record[found.end() :]
+
+
+def drop_caps(record: bytes) -> bytes:
+    """What is left has ACCEPT and PREFILL beyond the seed, and says so nowhere."""
+    return b"" if record.startswith(b"CAPS ") else record
+
+
 def swap_block(record: bytes, held: list[bytes]) -> bytes:
     """TIERS before GPUS; the handshake stays as it is."""
     if record.startswith(b"ENTROPY "):
@@ -108,6 +122,8 @@ def keep(data: bytes) -> bytes:
 OUTPUT: dict[str, Callable[[bytes], bytes]] = {
     "drop-accept": drop_accept,
     "miscount": miscount,
+    "miscount-twice": miscount_twice,
+    "drop-caps": drop_caps,
     "swap-block": lambda record, held=[]: swap_block(record, held),
     "lose-a-byte": lose_a_byte,
     "shorten-hits": shorten_hits,

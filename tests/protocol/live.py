@@ -19,11 +19,13 @@ TIMEOUT_S = 30
 class Live:
     """An engine process; a context manager that ends it. The monitor hears all that is said."""
 
-    def __init__(self, *, read: bool = True, ctx: int = 64, slots: int = 2) -> None:
+    def __init__(
+        self, *, read: bool = True, ctx: int = 64, slots: int = 2, model: Path = MODEL
+    ) -> None:
         self.process = subprocess.Popen(
             [
                 *find_engine(),
-                *("--mux", "--model", str(MODEL)),
+                *("--mux", "--model", str(model)),
                 *("--ctx", str(ctx), "--slots", str(slots)),
             ],
             stdin=subprocess.PIPE,

@@ -14,7 +14,10 @@ import pytest
 import colibri
 from breaker import FAULTS
 from colibri import _core
-from colibri.conformance.player import Outcome, Session, Settings, Suite, is_final, read_rules
+from colibri.conformance.matcher import Matcher, Mismatch
+from colibri.conformance.monitor import RULES as MONITORED
+from colibri.conformance.player import Outcome, Suite, read_rules
+from colibri.conformance.session import Session, Settings, is_final
 from colibri.conformance.transcript import TAGS, Start, Transcript, parse
 from colibri.find_engine import find_engine
 from processes import colibri as command_line
@@ -30,8 +33,8 @@ MODELS = {
 RULES = read_rules()
 # Nobody outside can make an engine fail a request.
 NOT_PROVOKED = {"error:ENGINE"}
-# Invariants that not every engine shows: swaps, and one that only speaks when broken.
-SELDOM = {"always/repin", "always/hits-cadence"}
+# Invariants that not every engine shows: swaps.
+SELDOM = {"always/repin"}
 
 
 def engine(model: str) -> list[str]:
@@ -116,6 +119,13 @@ def test_rules_claim_to_cover_what_is_documented() -> None:
     assert covered - documented() == further
 
 
+def test_the_page_has_their_true_numbers() -> None:
+    page = (DOCUMENT.parent / "conformance.md").read_text(encoding="utf-8")
+    assert f"There are {len(RULES)} rules as files and {len(MONITORED)} about" in page
+    seed = [rule for rule in [*RULES, *MONITORED] if rule.tag == "seed"]
+    assert f"these are the {len(seed)} that" in page
+
+
 def test_rules_are_told_apart() -> None:
     assert len({rule.rule for rule in RULES}) == len(RULES) > 100
     assert len({rule.text for rule in RULES}) == len(RULES)
@@ -194,6 +204,8 @@ BROKEN = {
     # The last is where STOP meets a SUBMIT that seems to be unanswered.
     "drop-accept": {"submit/accepted", "prefill/progress", "always/one-answer", "always/stop"},
     "miscount": {"submit/answered", "turn/length-limited", "always/data-count"},
+    "miscount-twice": {"option/ignore-eos", "always/prompt-tokens"},
+    "drop-caps": {"refused/options-without-caps"},
     "swap-block": {"block/order", "always/block"},
     "lose-a-byte": {"submit/largest-id", "always/syntax"},
     "shorten-hits": {"hits/in-the-block", "always/syntax"},
@@ -247,9 +259,111 @@ def test_a_fault_breaks_its_rules(fault: str, tmp_path: Path) -> None:
     assert faulty(fault, tmp_path / "log") == BROKEN[fault]
 
 
-@pytest.mark.parametrize("fault", ["banner", "further"])
+@pytest.mark.parametrize("fault", ["banner", "further", "drop-caps"])
 def test_engines_of_others_may_say_more(fault: str, tmp_path: Path) -> None:
     assert faulty(fault, tmp_path / "log", tags=("seed", "compat")) == set()
+
+
+def test_a_fault_does_not_hide_behind_one_that_nobody_asked_for(tmp_path: Path) -> None:
+    assert "always/data-count" in faulty("miscount-twice", tmp_path / "log", tags=("seed",))
+
+
+def test_what_may_be_a_consequence_is_not_judged(tmp_path: Path) -> None:
+    command = [sys.executable, str(HERE / "breaker.py"), "miscount-twice", str(tmp_path / "log")]
+    rules = [rule for rule in RULES if rule.rule == "cancel/others-go-on"]
+    outcome = judge([*command, *engine("glm4_moe_lite")], rules=rules)
+    found = {result.rule: result for result in outcome.results}
+    assert found["always/prompt-tokens"].outcome == "fail"
+    result = found["always/data-count"]
+    assert result.outcome == "unjudged"
+    assert result.detail.startswith("not judged: ")
+    assert "but always/prompt-tokens had been broken before" in result.detail
+    unjudged = {name for name, result in found.items() if result.outcome == "unjudged"}
+    assert unjudged == {"always/data-count", "always/length-limited"}
+
+
+def test_extra_kinds_hide_nothing_where_no_wire_mode_was_set(tmp_path: Path) -> None:
+    command = [sys.executable, str(HERE / "breaker.py"), "drop-caps", str(tmp_path / "log")]
+    twice = [sys.executable, str(HERE / "breaker.py"), "miscount", str(tmp_path / "log")]
+    rules = [rule for rule in RULES if rule.rule in ("turn/length-limited", "wire/seed")]
+    outcome = judge([*command, *twice, *engine("glm4_moe_lite")], rules=rules)
+    assert outcome.wire == "seed"
+    found = {result.rule: (result.outcome, result.detail) for result in outcome.results}
+    assert found["always/data-count"][0] == "fail"
+    assert found["always/kinds"] == ("skip", "no wire mode was set")
+    assert found["wire/seed"] == ("skip", "no wire mode was set")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [([], "nothing came in 1 s"), (["strict"], "it ended with exit code 1")],
+)
+def test_the_least_engine_is_judged(arguments: list[str], problem: str) -> None:
+    names = ("submit/answered", "cancel/not-found", "block/order", "turn/greedy", "turn/batched")
+    rules = [rule for rule in RULES if rule.rule in names]
+    command = [sys.executable, str(HERE / "least_engine.py"), *arguments]
+    outcome = judge(command, rules=rules, tags=("seed",), patience=1)
+    found = {result.rule: result.outcome for result in outcome.results}
+    assert {name: found[name] for name in names} == {
+        "submit/answered": "pass",
+        "cancel/not-found": "fail",
+        "block/order": "fail",
+        "turn/greedy": "pass",
+        "turn/batched": "skip",
+    }
+    details = failed(outcome)
+    assert details["always/not-found"] == (
+        "CANCEL of an id that is not in flight must be answered by ERROR id NOT_FOUND (section 2);"
+        f" {problem} (at the start)"
+    )
+    assert details["always/handshake"].startswith("DATA instead of HWINFO")
+    assert found["always/data-count"] == "pass"
+    assert found["always/one-end"] == "pass"
+    # The map is missing from the handshake.
+    results = {result.rule: result for result in outcome.results}
+    assert results["always/tier-sum"].outcome == "unjudged"
+    assert results["always/tier-sum"].detail == "not judged: the handshake was broken"
+
+
+def follow(rule: str, *records: str) -> Matcher:
+    """A rule with one thing sent, which is answered by records."""
+    matcher = Matcher(next(found for found in RULES if found.rule == rule), "seed")
+    while matcher.due is not None:
+        matcher.done()
+    for record in records:
+        matcher.take(record.encode() + b"\n")
+    return matcher
+
+
+def test_turns_one_by_one_are_not_batched() -> None:
+    one, two = 20 * ["DATA 1 1\nx"], 20 * ["DATA 2 1\nx"]
+    done = "DONE {} STAT {} 1.00 0.0 0.01 4 {}"
+    long = [done.format(number, 20, 0) for number in (1, 2)]
+    for records in (
+        [*one, two[0], one[0], long[0], two[0], long[1]],
+        [two[0], *one, long[0], *two, long[1]],
+    ):
+        matcher = follow("turn/batched", *records)
+        assert matcher.is_complete
+        assert matcher.not_shown == b""
+    with pytest.raises(Mismatch, match="DONE 1 STAT 20"):
+        follow("turn/batched", *one, long[0], *two, long[1])
+    limited = done.format(1, 3, 1)
+    with pytest.raises(Mismatch, match="DONE 1 STAT 3"):
+        follow("turn/batched", *one[:3], limited)
+    short = done.format(1, 3, 0)
+    matcher = follow("turn/batched", *one[:3], short, *two, long[1])
+    assert matcher.is_complete
+    assert matcher.not_shown == short.encode()
+
+
+def test_short_answers_too_must_have_alternatives() -> None:
+    data, topk = "DATA 1 1\nx", "TOPK 1 5" + 5 * " -1.0000 41"
+    for count in (1, 2, 3):
+        done = f"DONE 1 STAT {count} 0.00 0.0 0.01 4 0"
+        assert follow("topk/served", *(count * [data, topk]), done).is_complete
+        with pytest.raises(Mismatch):
+            follow("topk/served", *(count * [data]), done)
 
 
 def test_a_suite_reports_what_was_not_exercised() -> None:
@@ -274,8 +388,11 @@ def test_the_command_prints_a_table(tmp_path: Path) -> None:
     at = lines.index(next(line for line in lines if line.startswith("FAIL block/order")))
     assert lines[at].endswith("in this order.")
     assert lines[at + 1].startswith("     wanted ")
-    assert lines[at + 2].startswith("     seen: ")
-    assert re.fullmatch(r"\d+ passed, 2 failed, \d+ not applicable \(judged as seed\)", lines[-1])
+    assert lines[at + 2] == "     file: block-order.txt"
+    assert lines[at + 3].startswith("     sent: SUBMIT 1 0 ")
+    assert [line for line in lines[at + 4 : at + 7] if line.startswith("     seen: ")]
+    end = r"\d+ passed, 2 failed, 0 not judged, \d+ not applicable \(judged as seed\)"
+    assert re.fullmatch(end, lines[-1])
     assert not [line for line in lines if line.split()[-1] in ("ours", "compat")]
 
 
@@ -286,6 +403,7 @@ def test_the_command_prints_json_and_finds_out_the_wire_mode() -> None:
     assert report["wire"] == "full"
     assert report["command"] == engine("glm4_moe_lite")
     assert report["failed"] == 0
+    assert report["unjudged"] == 0
     assert report["passed"] + report["skipped"] == len(report["rules"])
     [rule] = [rule for rule in report["rules"] if rule["rule"] == "stop/not-found"]
     assert rule == {
@@ -294,9 +412,60 @@ def test_the_command_prints_json_and_finds_out_the_wire_mode() -> None:
         "section": "2",
         "text": "STOP of an id that is not in flight is NOT_FOUND.",
         "outcome": "pass",
+        "file": "stop-not-found.txt",
         "detail": "",
+        "sent": "",
         "seen": "",
     }
+
+
+RULE = """rule: mine/answer
+tag: ours
+section: 3
+text: A prompt is answered.
+
+> SUBMIT 1 0 3 2 0 1\\nabc\\n
+< {} 1 STAT {{s}}
+"""
+
+
+def test_the_command_plays_rules_of_others_too(tmp_path: Path) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_text(RULE.format("DONE"), encoding="utf-8")
+    (tmp_path / "notes.md").write_text("no rule", encoding="utf-8")
+    options = ["--tags", "ours", "--rules", str(tmp_path)]
+    listed = command_line("conformance", "--list", *options).stdout.splitlines()
+    assert "mine/answer                          ours   3  A prompt is answered." in listed
+    assert [line for line in listed if line.startswith("always/kinds  ")]
+    assert not [line for line in listed if line.split()[1] != "ours"]
+    done = command_line("conformance", *options, "--", *engine("glm4_moe_lite"))
+    assert done.returncode == 0, done.stdout
+    assert "pass mine/answer                          ours" in done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.txt", RULE.format("DONE") + "! DONE\n", "a.txt:8: not a step: '! DONE'"),
+        ("a.txt", RULE.replace("ours", "mine"), "a.txt:2: the tag is one of seed, compat, ours"),
+        (
+            "a.txt",
+            RULE.replace("mine/answer", "stop/not-found").format("DONE"),
+            "a.txt: there is a rule stop/not-found already",
+        ),
+        ("a.txt", RULE.split(">")[0], "a.txt: a wire mode has no steps"),
+        ("a.md", "", "no file there ends in .txt"),
+    ],
+)
+def test_a_faulty_rule_is_told_in_a_line(
+    name: str, text: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    done = command_line("conformance", "--rules", str(tmp_path), "--", "true")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) <= 2
 
 
 READY = "import time; print('\\1\\1READY\\1\\1', flush=True); "
@@ -307,7 +476,8 @@ READY = "import time; print('\\1\\1READY\\1\\1', flush=True); "
     [
         (
             ["--timeout", "0.3", "--", sys.executable, "-c", READY + "time.sleep(60)"],
-            "the engine said READY, but then: no record came for 0.3 s",
+            "the engine said READY, but then: neither CANCEL nor SUBMIT is answered: no record"
+            " came for 0.3 s",
         ),
         (
             [
@@ -322,14 +492,25 @@ READY = "import time; print('\\1\\1READY\\1\\1', flush=True); "
         ),
         (
             ["--timeout", "1", "--", sys.executable, "-c", READY],
-            "the engine said READY, but then: it ended with exit code 0",
+            "it ended with exit code 0",
         ),
+        (
+            [
+                "--",
+                sys.executable,
+                "-c",
+                "import sys; sys.exit('error: no model\\nhint: give one')",
+            ],
+            "the engine ended with exit code 1: no model",
+        ),
+        (["--", ""], "colibri conformance needs a COMMAND"),
         (["--", "no-such-engine"], "no-such-engine cannot be started: No such file or directory"),
         (["--", *find_engine(), "--model", "nowhere"], "the engine ended with exit code 1: "),
         (["--start-timeout", "0.3", "--", "sleep", "60"], "the engine was not ready after 0.3 s"),
         (["--", "true"], "the engine ended with exit code 0: it said nothing"),
         (["--tags", "mine", "--", "true"], "must be a comma list of seed, compat, ours"),
         (["--timeout", "0", "--", "true"], "must be above 0"),
+        (["--rules", "nowhere", "--", "true"], "nowhere: No such file or directory"),
         ([], "COMMAND"),
     ],
 )

@@ -245,7 +245,7 @@ def test_other_commands_are_refused(start: Start) -> None:
         text, stat = client.ask(line)
         assert text == b""
         assert IDLE4.fullmatch(stat)
-    assert client.stderr.count("unknown command") == 4
+    assert client.stderr.count("error: request: unknown command") == 4
 
 
 def test_a_line_without_bound_is_refused_and_the_next_one_heard(start: Start) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
+import shutil
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
-from live import Live
+from live import MODEL, Live
 
 SHORT = b"SUBMIT 2 1 3 4 0 1 ignore_eos=1\nabc\n"
 LONG = b"word " * 400_000
@@ -19,8 +22,31 @@ def submit(request: int, payload: bytes) -> bytes:
     return b"SUBMIT %d 0 %d 4 0 1\n%s\n" % (request, len(payload), payload)
 
 
-def test_a_huge_prompt_does_not_hold_up_the_others() -> None:
+def test_a_prompt_that_is_hopeless_by_its_length_is_refused_at_once() -> None:
     with Live() as engine:
+        engine.send(submit(1, LONG) + SHORT)
+        engine.wait_for(b"DONE 2 ")
+        refusal = re.search(rb"ERROR 1 CONTEXT_EXCEEDED (\d+) 63 least\n", engine.output)
+        assert refusal is not None
+        assert refusal.start() < engine.output.index(b"ACCEPT 2 ")
+        # "word" and " word" are the least that such a text can be made of; it is at least that.
+        assert 63 < int(refusal[1]) <= 400_001
+
+
+@pytest.fixture
+def forgetful(tmp_path: Path) -> Path:
+    """A model whose tokenizer may drop any amount of text, so that no length rules a prompt out."""
+    folder = tmp_path / "model"
+    shutil.copytree(MODEL, folder)
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    tokenizer["normalizer"] = {"type": "Strip", "strip_left": True, "strip_right": True}
+    path.write_text(json.dumps(tokenizer), encoding="utf-8")
+    return folder
+
+
+def test_a_huge_prompt_does_not_hold_up_the_others(forgetful: Path) -> None:
+    with Live(model=forgetful) as engine:
         engine.send(submit(1, LONG) + SHORT + submit(3, b"abc") + b"SUBMIT 1 1 3 1 0 1\nabc\n")
         engine.wait_for(b"ERROR 1 CONTEXT_EXCEEDED")
         done = engine.output.index(b"DONE 2 ")
@@ -30,14 +56,36 @@ def test_a_huge_prompt_does_not_hold_up_the_others() -> None:
         engine.wait_for(b"DONE 4 ")
 
 
-def test_a_prompt_that_is_being_tokenised_can_be_cancelled_and_its_id_used_again() -> None:
-    with Live() as engine:
+def test_a_huge_prompt_does_not_hold_up_a_long_one(forgetful: Path) -> None:
+    with Live(model=forgetful) as engine:
+        long = b"word " * 5000
+        engine.send(submit(1, LONG) + b"SUBMIT 2 1 %d 4 0 1\n%s\n" % (len(long), long))
+        engine.wait_for(b"ERROR 2 CONTEXT_EXCEEDED")
+        assert b"ERROR 1 " not in engine.output
+        engine.send(b"CANCEL 1\n")
+        engine.wait_for(b"ERROR 1 CANCELLED")
+
+
+def test_a_prompt_that_is_being_tokenised_can_be_cancelled_and_its_id_used_again(
+    forgetful: Path,
+) -> None:
+    with Live(model=forgetful) as engine:
         engine.send(submit(1, LONG) + b"CANCEL 1\n" + submit(1, b"abc"))
         engine.wait_for(b"DONE 1 ")
         assert engine.output.index(b"ERROR 1 CANCELLED") < engine.output.index(b"ACCEPT 1 ")
         engine.end_input()
         assert engine.exit_code() == 0
         assert b"CONTEXT_EXCEEDED" not in engine.output
+
+
+def test_two_interrupts_end_an_engine_whose_output_nobody_reads() -> None:
+    with Live(read=False) as engine:
+        engine.send(b"STOP 7\n" * 60_000)
+        time.sleep(1)
+        engine.signal(signal.SIGINT)
+        time.sleep(0.2)
+        engine.signal(signal.SIGINT)
+        assert engine.process.wait(20) == 1
 
 
 def test_termination_does_not_wait_for_a_reader_that_never_reads() -> None:
@@ -83,9 +131,6 @@ def test_payloads_are_never_obeyed() -> None:
             engine.send(b"SUBMIT 2 1 3 50 0 1 ignore_eos=1\nabc\n" + submit(1, payload))
             engine.wait_for(b"\nDONE 2 STAT 50 ", start)
             good(engine, 3)
-            if len(payload) == 16 << 20:
-                # It takes a while until its tokens are counted.
-                engine.send(b"CANCEL 1\n")
             engine.wait_for_end(1, start)
         engine.end_input()
         assert engine.exit_code() == 0

@@ -188,13 +188,26 @@ def test_an_engine_that_dies_is_an_error(fake: Fake, model: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("line", "error"), [("/nonsense", "unknown command /nonsense"), ("too long", "99 tokens")]
+)
+def test_chat_goes_on_after_a_line_that_fails_and_says_so_at_the_end(
+    fake: Fake, model: str, line: str, error: str
+) -> None:
+    refused = {"error_after": 0, "error": "CONTEXT_EXCEEDED 99 63"}
+    files = fake(prompts={"too long": refused})
+    done = colibri("chat", model, files=files, stdin=f"{line}\nhi\n")
+    assert done.returncode == 1
+    assert done.stdout.strip() == "Hello there, friend."
+    assert error in done.stderr
+
+
 def test_chat_keeps_the_conversation(fake: Fake, model: str) -> None:
     files = fake()
-    lines = "hi\n\n/nonsense\nmore\n/reset\nhi\n/quit\nnot read\n"
+    lines = "hi\n\n/help\nmore\n/reset\nhi\n/quit\nnot read\n"
     done = colibri("chat", model, "--system", "be brief", files=files, stdin=lines)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "Hello there, friend.\n" * 3
-    assert "unknown command /nonsense" in done.stderr
     system, user, assistant = "<|system|>be brief", "<|user|>", "<|assistant|>"
     first = f"{system}{user}hi{assistant}"
     second = f"{first}Hello there, friend.{user}more{assistant}"

@@ -29,10 +29,13 @@ Fake = Callable[..., FakeEngineFiles]
 class Running:
     """A started engine that is stopped at the end."""
 
-    def __init__(self, files: FakeEngineFiles, **settings: Any) -> None:
+    def __init__(self, files: FakeEngineFiles, *, answer_s: float = 5.0, **settings: Any) -> None:
         self.log: list[str] = []
         self.engine = Engine(
-            files.config(**settings), on_log=self.log.append, backoff_s=FAST_BACKOFF_S
+            files.config(**settings),
+            on_log=self.log.append,
+            backoff_s=FAST_BACKOFF_S,
+            answer_s=answer_s,
         )
 
     async def __aenter__(self) -> Engine:
@@ -86,10 +89,13 @@ async def test_a_turn_from_accept_to_done(fake: Fake) -> None:
         assert telemetry.map.map == LAST_MAP
 
 
+ENDLESS = f"progress experts 3 {'9' * 5000}"
+
+
 async def test_noise_before_ready_is_skipped_and_progress_is_state(fake: Fake) -> None:
     files = fake(
         banner="some engine v1\nREADY or not\n",
-        stderr=["progress experts 3 9", "progress experts many 9", "warming up"],
+        stderr=["progress experts 3 9", "progress experts many 9", "warming up", ENDLESS],
         load_s=0.2,
     )
     running = Running(files)
@@ -99,7 +105,7 @@ async def test_noise_before_ready_is_skipped_and_progress_is_state(fake: Fake) -
         await engine.wait_ready()
     loading = [s for s in states if s.name == "loading"]
     assert [(s.stage, s.done, s.total) for s in loading] == [("experts", 3, 9)]
-    assert running.log == ["progress experts many 9", "warming up"]
+    assert running.log == ["progress experts many 9", "warming up", ENDLESS]
 
 
 async def test_an_engine_without_caps_becomes_ready(fake: Fake) -> None:
@@ -178,6 +184,26 @@ async def test_failing_starts_are_retried_with_growing_waits(fake: Fake) -> None
         await until(lambda: engine.state.name == "ready")
         assert [wait for wait in waits if wait is not None] == [0.05, 0.1, 0.1]
         assert engine.state.restarts == 3
+
+
+async def test_only_a_life_that_served_begins_the_waits_again(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("colibri.engine.STABLE_S", 0.2)
+    fails = {"exit_before_ready": 1, "load_s": 0.1}
+    files = fake(lives=[{"exit_after": 1}, fails, fails, fails, {"exit_after": 1}])
+    async with Running(files) as engine:
+        await engine.wait_ready()
+        waits = []
+        engine.on_state = lambda state: waits.append(state.retry_in_s)
+        for restarts in (4, 5):
+            await asyncio.sleep(0.3)
+            with pytest.raises(EngineDied):
+                await events(submit(engine))
+            await until(lambda n=restarts: engine.state.restarts == n)
+            await until(lambda: engine.state.name == "ready")
+        # Three that did not start come in between; time that passes meanwhile is nobody's service.
+        assert [wait for wait in waits if wait is not None] == [0.05, 0.1, 0.1, 0.1, 0.05]
 
 
 HANDSHAKE = (
@@ -274,6 +300,48 @@ async def test_cancel_frees_the_slot_when_the_engine_says_so(fake: Fake) -> None
         assert files.count("CANCEL") + files.count("STOP") == 1
 
 
+@pytest.mark.parametrize("verb", ["STOP", "CANCEL"])
+async def test_an_engine_that_falls_silent_is_ended_once_it_was_told_to_end_a_turn(
+    fake: Fake, verb: str
+) -> None:
+    files = fake(lives=[{"silent_after": 1}])
+    async with Running(files, answer_s=0.2) as engine:
+        await engine.wait_ready()
+        ended: list[str] = []
+        first = submit(engine, slot=0, on_end=lambda: ended.append("first"))
+        await first.take()
+        other = submit(engine, slot=1)
+        await asyncio.sleep(0.3)  # a long silence is no fault by itself
+        assert engine.state.name == "ready"
+        if verb == "STOP":
+            first.stop()
+        else:
+            first.cancel()
+        with pytest.raises(EngineDied, match=rf": it did not answer {verb} for 0\.2 s$"):
+            await events(other)
+        assert ended == ["first"]
+        assert engine.state.reason == f"it did not answer {verb} for 0.2 s"
+        await until(lambda: engine.state.name == "ready")
+        assert text(await events(submit(engine))) == "Hello there, friend."
+    assert files.lives == 2
+
+
+async def test_an_engine_that_goes_on_with_a_stopped_turn_is_let_finish(fake: Fake) -> None:
+    """Those of the first protocol do not know STOP; each record shows that they live."""
+    files = fake(deaf=True, repeat=4, token_s=0.05)
+    async with Running(files, answer_s=0.4) as engine:
+        await engine.wait_ready()
+        stopped, cancelled = submit(engine, slot=0), submit(engine, slot=1)
+        await stopped.take()
+        stopped.stop()
+        cancelled.cancel()
+        assert isinstance((await events(stopped))[-1], frames.Done)
+        await until(lambda: engine.in_flight == 0)
+        await asyncio.sleep(0.5)
+        assert engine.state.name == "ready"
+    assert files.lives == 1
+
+
 async def test_stop_ends_as_a_success(fake: Fake) -> None:
     async with Running(fake(repeat=1000, token_s=0.005)) as engine:
         await engine.wait_ready()
@@ -290,6 +358,7 @@ async def test_stop_ends_as_a_success(fake: Fake) -> None:
         ("BAD_REQUEST no%20such%20option", RequestError, "no such option"),
         ("EMPTY_PROMPT", RequestError, "empty"),
         ("CONTEXT_EXCEEDED 300 255", RequestError, "300 tokens, the context takes at most 255"),
+        ("CONTEXT_EXCEEDED 300 255 least", RequestError, "has at least 300 tokens, the context"),
         ("SLOT_BUSY", EngineError, "SLOT_BUSY"),
         ("NEVER_HEARD_OF x y", EngineError, "NEVER_HEARD_OF x y"),
         ("NOT_FOUND", EngineError, "NOT_FOUND"),

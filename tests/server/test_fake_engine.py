@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import re
+import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ import pytest
 
 from colibri import _core
 from colibri.conformance.monitor import Monitor
-from colibri.fake_engine import Scenario
+from colibri.errors import UsageError
+from colibri.scenario import Scenario, load
 from conftest import FAKE_ENGINE
 from processes import assert_refused, colibri
 
@@ -163,9 +165,10 @@ def test_scenarios_differ_by_prompt_and_by_life(tmp_path: Path) -> None:
 
 def test_what_it_does_not_understand_is_refused(tmp_path: Path) -> None:
     with scripted(tmp_path) as fake:
-        out, code = fake.talk(b"\nhello\nSTOP\nSUBMIT 1 0 x 1 0 1\nSTOP 4\n\xff\n")
+        frames = b"\nhello\nSTOP\nSUBMIT 1 0 x 1 0 1\nSTOP 4\nSUBMIT 1 0 -2 1 0 1\n"
+        out, code = fake.talk(frames + b"SUBMIT 1 0 1 -1 0 1\nx\n")
     errors = [(fields["id"], fields["code"]) for kind, fields in records(out) if kind == "ERROR"]
-    assert errors == [(0, "BAD_REQUEST")] * 4 + [(4, "NOT_FOUND"), (0, "BAD_REQUEST")]
+    assert errors == [(0, "BAD_REQUEST")] * 4 + [(4, "NOT_FOUND")] + [(0, "BAD_REQUEST")] * 2
     assert code == 0
 
 
@@ -197,6 +200,14 @@ def test_a_transcript_is_played_in_reverse(tmp_path: Path) -> None:
     assert {finding.rule for finding in monitor.findings} == {"prefill"}
 
 
+def test_a_transcript_may_lie(tmp_path: Path) -> None:
+    lies = "< ACCEPT 1\n< DONE 1\n< EMAP x y {x}\n< ERROR 7\n"
+    with Fake(tmp_path, HEAD + "> SUBMIT 1 0 1 9 0 1\\nx\\n\n" + lies, "a.txt") as fake:
+        out, code = fake.talk(b"SUBMIT 31 1 1 9 0 1\nx\n")
+    assert out.endswith(b"ACCEPT 31\nDONE 31\nEMAP x y " + b"40" * 16 + b"\nERROR 7\n")
+    assert code == 0
+
+
 def test_a_transcript_waits_for_what_it_needs(tmp_path: Path) -> None:
     script = HEAD + "> SUBMIT 7 0 1 9 0 1\\nx\\nCANCEL 7\\n\n< ERROR 7 CANCELLED\n"
     with Fake(tmp_path, script, "a.txt") as fake:
@@ -212,15 +223,32 @@ def test_a_transcript_waits_for_what_it_needs(tmp_path: Path) -> None:
         ("a.json", "{", "not JSON"),
         ("a.json", "[]", "not a JSON object"),
         ("a.json", '{"token": []}', "unknown key 'token'"),
+        ("a.json", "[" * 100_000 + "]" * 100_000, "a.json is nested too deeply"),
+        ("a.json", '{"prompts": {"a":' * 90 + "{}" + "}}" * 90, "unknown key 'prompts'"),
+        ("a.json", '{"lives": [{"lives": []}]}', "life 1 has the unknown key 'lives'"),
         ("a.json", '{"tokens": [1]}', "tokens must be a list of strings"),
-        ("a.json", '{"tokens": ["hex:0"]}', "'hex:0' is not hex"),
+        ("a.json", '{"tokens": ["hex:0"]}', "tokens must be a list of strings, each text or hex:"),
         ("a.json", '{"repeat": true}', "repeat must be an integer"),
         ("a.json", '{"token_s": "1"}', "token_s must be a number"),
-        ("a.json", '{"done": {"id": "1"}}', "done has no field 'id'"),
+        (
+            "a.json",
+            '{"done": {"id": "1"}}',
+            "done must be an object of strings with keys of emitted, ",
+        ),
         ("a.json", '{"lives": [{"x": 1}]}', "life 1 has the unknown key 'x'"),
         ("a.json", '{"prompts": {"a": {"topk": 1}}}', "prompts: 'a': topk must be true or false"),
         ("a.txt", "rule: x\n", "a.txt:1: the head lacks tag, text"),
         ("a.txt", HEAD + "> \\q\n", "a.txt:7: unknown escape"),
+        ("a.txt", HEAD + "$ signal FOO\n", "a.txt:7: not an action"),
+        ("a.txt", HEAD + "$ exit 256\n", "a.txt:7: not an action"),
+        ("a.txt", HEAD + f"$ wait {'9' * 5000}\n", "a.txt:7: not an action"),
+        ("a.txt", HEAD + "< DATA 1 3\\nabcdef\n", "a.txt:7: the payload has 6 bytes, not 3"),
+        ("a.txt", HEAD + "< ACCEPT 1 {n:9..1}\n", "a.txt:7: no integer is within {n:9..1}"),
+        ("a.txt", HEAD + f"< ACCEPT 1 {{n:0..{'9' * 5000}}}\n", "a.txt:7: unknown placeholder"),
+        ("a.txt", HEAD + f"> {{fill:{'9' * 5000}:x}}\n", "a.txt:7: unknown escape"),
+        ("a.txt", HEAD.replace("ctx: 64", "ctx: x"), "a.txt:5: ctx must be an integer"),
+        ("a.txt", HEAD.replace("ctx: 64", f"ctx: {'9' * 5000}"), "ctx must be an integer"),
+        ("a.txt", HEAD + "either\n" * 2000, "a.txt:23: choices are nested deeper than 16"),
         ("a.py", "", "is no script of a fake engine"),
     ],
 )
@@ -236,6 +264,58 @@ def test_bad_scripts_are_refused_in_one_line(
     assert len(errors) == 1
     assert errors[0].startswith("error: ")
     assert words in errors[0]
+
+
+SECONDS = ("load_s", "accept_s", "prefill_s", "token_s")
+COUNTS = ("limit", "repeat", "repins", "error_after", "silent_after", "stall_at", "exit_after")
+COUNTS += ("kill_after", "cut_at", "raw_after")
+EXIT_CODES = ("exit_before_ready", "exit_code")
+TEXTS = ("caps", "error", "last_words", "banner", "raw")
+SURROGATE = '"\\ud800"'
+OUT_OF_RANGE = [
+    *itertools.product(SECONDS, ["-1", "NaN", "Infinity", "1e300", "9" * 400, "true", "null"]),
+    *itertools.product(COUNTS, ["-1", "1e12", "1.0", "true", "9" * 400, "9" * 5000]),
+    *itertools.product(EXIT_CODES, ["-1", "256", "9" * 20]),
+    *itertools.product(TEXTS, [SURROGATE, "1"]),
+    *itertools.product(["tokens", "stderr"], [f"[{SURROGATE}]", "[1]", '"a"']),
+    *itertools.product(["prefill"], ["[[1]]", "[[1, 2, 3]]", "[[-1, 3]]", "[1]", "[[1, true]]"]),
+    *itertools.product(["topk", "length_limited", "deaf"], ["0", '"true"']),
+    *itertools.product(["done"], [f'{{"emitted": {SURROGATE}}}', '{"emitted": 1}', "[]"]),
+    *itertools.product(["prompts"], [f"{{{SURROGATE}: {{}}}}", "[]"]),
+    *itertools.product(["lives"], ["[1]", "{}"]),
+]
+
+
+@pytest.mark.parametrize("variant", ["", "life 1: "])
+def test_each_key_has_a_range(tmp_path: Path, variant: str) -> None:
+    path = tmp_path / "a.json"
+    for key, value in OUT_OF_RANGE:
+        if variant and key == "lives":
+            continue
+        script = f'{{"{key}": {value}}}'
+        path.write_text(f'{{"lives": [{script}]}}' if variant else script, encoding="utf-8")
+        words = f"{path}: {variant}{key} must be "
+        with pytest.raises(UsageError) as caught:
+            load(path)
+        assert str(caught.value).startswith(words), script[:80]
+        assert len(str(caught.value)) < len(words) + 120
+    assert {key for key, _ in OUT_OF_RANGE} == {entry.name for entry in fields(Scenario)}
+    assert not Path(f"{path}.lives").exists()
+
+
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    for name in ("a.json", "a.txt"):
+        os.mkfifo(tmp_path / name)
+        done = colibri("fake-engine", str(tmp_path / name))
+        assert done.returncode == 1
+        assert done.stderr == f"error: {tmp_path / name} is no regular file\n"
+
+
+def test_an_answer_of_any_length_is_not_made_before_it_is_asked_for(tmp_path: Path) -> None:
+    with scripted(tmp_path, tokens=["a", "b"], repeat=2**31 - 1) as fake:
+        out, code = fake.talk(b"SUBMIT 1 0 1 3 0 1\nx\n")
+    assert (text(out), code) == (b"aba", 0)
+    assert out.endswith(b" 1 1\n")
 
 
 def test_a_missing_script_is_refused() -> None:
@@ -258,6 +338,3 @@ def test_the_examples_of_the_documentation_work(tmp_path: Path) -> None:
     assert text(out) == b" to"
     assert b"\nERROR 1 BAD_REQUEST temp" in out
     assert code == 0
-    known = {entry.name for entry in fields(Scenario)}
-    told = set(re.findall(r"`(\w+)`", page.split("| keys |")[1].split("\n\n")[0]))
-    assert known <= told

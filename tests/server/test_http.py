@@ -515,6 +515,13 @@ async def test_the_engine_knows_its_layers_best(serve: Serve) -> None:
         assert (await server.request("GET", "/api/state")).json["layers"] == [3, 5]
 
 
+async def test_numbers_without_end_in_caps_are_none(serve: Serve) -> None:
+    endless = "9" * 5000
+    scenario = {"caps": f"proto=1 ctx={endless} slots={endless} layers=3,{endless}"}
+    async with serve(scenario, model={"map_layers": (1, 2)}) as server:
+        assert (await server.request("GET", "/api/state")).json["layers"] == [1, 2]
+
+
 async def test_layers_that_contradict_the_map_are_not_shown(serve: Serve) -> None:
     async with serve(model={"map_layers": (1, 2, 3)}) as server:
         assert (await server.request("GET", "/api/state")).json["layers"] is None

@@ -56,7 +56,7 @@ class OldEngine:
 def test_a_conversation_with_an_old_engine(tmp_path: Path) -> None:
     engine = OldEngine(tmp_path, news="GPUS 0\n")
     done = engine.chat("hi ünlike\n/more\n\n/nonsense\n/reset\n/quit\nnot read\n", "--ctx", "64")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1  # for the unknown command
     assert done.stdout == "Hello there, friend.\n" * 2
     cut, unknown, *_ = done.stderr.splitlines()
     assert cut == "notice: the answer was cut; /more continues it"
@@ -101,6 +101,50 @@ def test_ctrl_c_ends_the_answer_and_not_the_chat(tmp_path: Path) -> None:
     assert (chat.returncode, err) == (0, "notice: the answer was cut; /more continues it\n")
     assert out.endswith("\n")
     assert engine.received[1:] == ["''", "'hi'", "SIGINT", "EOF"]
+
+
+def test_a_second_ctrl_c_ends_an_engine_that_ignores_the_first(tmp_path: Path) -> None:
+    engine = OldEngine(tmp_path, hang_after=2)
+    with subprocess.Popen(
+        engine.argv(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        env=engine.env,
+    ) as chat:
+        assert chat.stdin is not None
+        assert chat.stdout is not None
+        chat.stdin.write("hi\nnot asked\n")
+        chat.stdin.flush()
+        assert chat.stdout.read(11) == "Hello there"
+        deadline = time.monotonic() + 10
+        pid = Path(f"{engine.path}.pid")
+        while not pid.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        chat.send_signal(signal.SIGINT)
+        while "SIGINT" not in engine.received:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert chat.poll() is None
+        chat.send_signal(signal.SIGINT)
+        out, err = chat.communicate(timeout=10)
+    assert (chat.returncode, out) == (130, "\n")
+    assert err == "notice: the engine does not stop, so it is ended\n"
+    assert engine.received[1:] == ["''", "'hi'", "SIGINT", "SIGTERM"]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text(encoding="utf-8")), 0)
+
+
+def test_an_engine_that_closes_its_output_is_ended(tmp_path: Path) -> None:
+    engine = OldEngine(tmp_path, hang_after=1, close_output=True)
+    done = engine.chat("hi\nnot asked\n")
+    assert (done.returncode, done.stdout) == (1, "Hello\n")
+    assert done.stderr.splitlines() == [
+        "error: the engine ended during this answer: the engine closed its output and had to be "
+        "ended"
+    ]
 
 
 def test_ctrl_c_while_loading_ends_at_once(tmp_path: Path) -> None:
@@ -151,11 +195,13 @@ def test_an_engine_that_does_not_start(tmp_path: Path, command: str, code: int, 
 
 
 def test_an_engine_that_says_something_else_is_told(tmp_path: Path) -> None:
-    engine = OldEngine(tmp_path, words=["\x01\x01END\x01\x01\nnonsense\n"])
+    engine = OldEngine(tmp_path, words=["Hello\n\x01\x01END\x01\x01\nnonsense\n"])
     done = engine.chat("hi\n")
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
     assert "where STAT belongs" in line
+    # What it said before is shown all the same.
+    assert done.stdout == "Hello\n"
 
 
 def test_a_message_is_no_command(tmp_path: Path) -> None:

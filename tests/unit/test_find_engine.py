@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import asyncio
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from colibri.engine_process import EngineConfig
+from colibri.engine_process import EngineConfig, EngineProcess
 from colibri.find_engine import find_engine
 
 
@@ -33,3 +35,31 @@ def test_every_setting_reaches_the_command_line() -> None:
         "e --mux --model m --ctx 3000 --slots 2 --ram 1.5 --threads 3 --progress"
     )
     assert "--ram" not in EngineConfig(Path("m"), command=("e",)).argv()
+
+
+def test_every_setting_reaches_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVE_BATCH", "0")
+    monkeypatch.setenv("CTX", "7")
+    monkeypatch.setenv("RAM_GB", "9")
+    monkeypatch.setenv("HINT", "kept")
+    config = EngineConfig(Path("m"), ctx=3000, slots=2, ram_gb=1.5)
+    mux = {"SERVE": "1", "SERVE_BATCH": "1", "KV_SLOTS": "2", "CTX": "3000", "RAM_GB": "1.5"}
+    mux |= {"COLI_MODEL": "m", "SNAP": "m"}
+    assert config.environment() == {**os.environ, **mux}
+    # Without a budget, what the user has set for the engine holds.
+    legacy = EngineConfig(Path("m"), protocol=("--legacy", "--ngen", "5")).environment()
+    assert (legacy["SERVE"], legacy["RAM_GB"]) == ("1", "9")
+    assert "SERVE_BATCH" not in legacy
+
+
+def test_an_engine_is_started_with_that_environment() -> None:
+    log: list[str] = []
+    process = EngineProcess(
+        on_record=lambda _record: None,
+        on_pause=lambda: None,
+        on_progress=lambda _stage, _done, _total: None,
+        on_log=log.append,
+    )
+    shell = ("sh", "-c", 'echo "$SERVE $SERVE_BATCH $KV_SLOTS $CTX $COLI_MODEL $SNAP" >&2')
+    assert asyncio.run(process.run(EngineConfig(Path("m"), slots=3, command=shell))) == 0
+    assert log == ["1 1 3 4096 m m"]

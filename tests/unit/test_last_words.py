@@ -33,6 +33,7 @@ def heard(*lines: str) -> tuple[LastWords, list[str]]:
             "memory allocation of 80 bytes failed",
         ),
         (["error: request 7: disk read failed"], "error: request 7: disk read failed"),
+        (["error: request: disk read failed"], "error: request: disk read failed"),
     ],
 )
 def test_the_line_that_tells_most(lines: list[str], best: str | None) -> None:

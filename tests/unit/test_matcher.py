@@ -52,7 +52,7 @@ def test_kinds_that_are_not_named_are_skipped() -> None:
 
 @pytest.mark.parametrize(
     ("step", "counts"),
-    [("<", {1}), ("~", {1}), ("+", {1, 2, 3}), ("?", {0, 1}), ("*", {0, 1, 2, 3})],
+    [("<", {1}), ("~", {1}), ("-", {1}), ("+", {1, 2, 3}), ("?", {0, 1}), ("*", {0, 1, 2, 3})],
 )
 def test_steps_say_how_often(step: str, counts: set[int]) -> None:
     for count in range(4):
@@ -144,13 +144,15 @@ def cut(data: bytes) -> list[bytes]:
 
 
 def test_output_is_cut_into_records() -> None:
-    text = b"STAT 0\nDATA 1 3\n\nA\n\nDATA 1 0\n\nDATA x\nDONE 1\nDATA 1 4\nab"
+    endless = b"DATA 1 " + b"9" * 5000 + b"\n"
+    text = b"STAT 0\nDATA 1 3\n\nA\n\nDATA 1 0\n\nDATA x\n" + endless + b"DONE 1\nDATA 1 4\nab"
     assert cut(b"a banner\nloading" + READY + text) == [
         READY,
         b"STAT 0\n",
         b"DATA 1 3\n\nA\n\n",
         b"DATA 1 0\n\n",
         b"DATA x\n",
+        endless,
         b"DONE 1\n",
     ]
     assert cut(b"no engine\n") == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import pytest
@@ -81,8 +82,7 @@ def broken(monitor: Monitor) -> set[str]:
 def test_good_conversations_pass_and_exercise_the_rules() -> None:
     monitor = watch(GOOD, exit_code=3)
     assert monitor.findings == []
-    seldom = {"hits-cadence"}  # noted only when it is broken
-    assert set(monitor.exercised) == {rule.id for rule in RULES} - seldom
+    assert set(monitor.exercised) == {rule.id for rule in RULES}
     assert watch(SEED, wire="seed").findings == []
     assert watch(UPSTREAM, wire="upstream").findings == []
 
@@ -233,6 +233,28 @@ def test_slot_busy_comes_before_duplicate_id() -> None:
     for code, rules in ((b"SLOT_BUSY", set()), (b"DUPLICATE_ID", {"check-order"})):
         answer = b"ACCEPT 2 1\nERROR 2 %b\n" % code + end
         assert broken(watch([GOOD[0], (2 * submit, answer)])) == rules
+
+
+def test_behind_a_broken_handshake_requests_are_judged() -> None:
+    handshake = READY + b"STAT 0 0.00 0.0 0.01\n"
+    answer = b"DATA 1 1\nx\n"
+    for emitted, rules in ((1, set()), (2, {"data-count"})):
+        done = b"DONE 1 STAT %d 0.00 75.0 0.01 4 0\n" % emitted
+        conversation = [(b"", handshake), (b"SUBMIT 1 0 1 9 0 1\nx\n", answer + BLOCK + done)]
+        assert broken(watch(conversation, wire="seed")) - {"length-limited"} == rules | {
+            "handshake"
+        }
+
+
+def test_kinds_that_servers_skip_can_be_no_fault() -> None:
+    monitor = Monitor("seed", 2, may_say_more=True)
+    monitor.received(HANDSHAKE)
+    monitor.sent(b"SUBMIT 1 0 1 9 0 1\nx\n")
+    monitor.received(b"ACCEPT 1 4\nHELLO\nDATA 1 1\nx\n" + BLOCK + PROF)
+    assert broken(monitor) == set()
+    monitor.received(b"DONE 1 STAT 2 0.00 75.0 0.01 4 0\n")
+    assert broken(monitor) == {"data-count"}
+    assert "kinds" not in monitor.exercised
 
 
 def test_hits_come_every_few_steps() -> None:
@@ -386,3 +408,34 @@ def test_no_stream_is_too_broken_to_be_judged(data: st.DataObject) -> None:
         conversation.append((broken_pair[0], broken_pair[1]))
     monitor = watch(conversation, wire=wire)
     assert {finding.rule for finding in monitor.findings} <= {rule.id for rule in RULES}
+
+
+@pytest.mark.parametrize(
+    ("rule", "turn", "old"),
+    [
+        (None, 0, b"ctx=64"),
+        (None, 0, b"vocab=512"),
+        ("caps", 0, b"slots=2"),
+        ("context", 7, b"70"),
+        ("syntax", 1, b"ACCEPT 1"),
+    ],
+)
+def test_numbers_without_end_are_no_numbers(rule: str | None, turn: int, old: bytes) -> None:
+    conversation = list(GOOD)
+    sent, received = conversation[turn]
+    assert old in received
+    new = re.sub(rb"\d+", b"9" * 5000, old)
+    conversation[turn] = (sent, received.replace(old, new, 1))
+    monitor = watch(conversation, exit_code=3)
+    assert broken(monitor) == set() if rule is None else rule in broken(monitor)
+
+
+def test_a_rule_is_found_broken_once_until_findings_are_taken() -> None:
+    monitor = Monitor("full", 2)
+    monitor.received(HANDSHAKE + 1000 * b"XY\nZ\n")
+    assert [finding.rule for finding in monitor.take_findings() if finding.rule == "kinds"] == [
+        "kinds"
+    ]
+    assert monitor.findings == []
+    monitor.received(b"XY\n")
+    assert [finding.rule for finding in monitor.take_findings()] == ["kinds"]

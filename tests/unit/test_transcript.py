@@ -110,6 +110,8 @@ def test_choices_are_between_records() -> None:
         ("A {n}", b"A 1x\n", False),
         ("A {n:2..4}", b"A 4\n", True),
         ("A {n:2..4}", b"A 5\n", False),
+        ("A {n:0..9}", b"A " + b"9" * 5000 + b"\n", False),
+        ("A {i:0..9}", b"A -1\n", False),
         ("A {f}", b"A -0.000\n", True),
         ("A {f}", b"A 1\n", False),
         ("A {f}", b"A nan\n", False),
@@ -153,6 +155,7 @@ def test_records_have_a_kind_and_perhaps_a_request() -> None:
     assert kind_of(b"READY\n") == b"READY"
     assert request_of(b"DATA 5 2\nA \n") == 5
     assert request_of(b"DATA x 2\n") is None
+    assert request_of(b"DONE " + b"9" * 5000 + b" STAT\n") is None
     assert request_of(b"TIERS 5 2 3\n") is None
 
 
@@ -175,6 +178,15 @@ def test_records_have_a_kind_and_perhaps_a_request() -> None:
         (HEAD + "either\n< A\n", "a choice has no end"),
         (HEAD + "either\n> A\nend\n", "a choice is between records"),
         (HEAD + "end\n", "not a step"),
+        (HEAD.replace("\n\n", "\nslots: two\n\n"), "slots must be an integer of at most 9 digits"),
+        (HEAD.replace("\n\n", f"\nctx: {'9' * 5000}\n\n"), "ctx must be an integer of at most 9"),
+        (HEAD + "$ signal FOO\n", "not an action: 'signal FOO'"),
+        (HEAD + f"$ exit {'9' * 5000}\n", "not an action"),
+        (HEAD + f"$ wait {'9' * 5000}\n", "not an action"),
+        (HEAD + f"< A {{n:0..{'9' * 5000}}}\n", "unknown placeholder"),
+        (HEAD + f"> {{fill:{'9' * 5000}:x}}\n", "unknown escape"),
+        (HEAD + "> {fill:99999999:xyz}\n", "more than 64 MiB: {fill:99999999:xyz}"),
+        (HEAD + "< A {w:1..2}\n", "only integers have bounds"),
     ],
 )
 def test_mistakes_are_told_with_their_place(text: str, complaint: str) -> None:

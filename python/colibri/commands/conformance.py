@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 import argparse
+import signal
+from types import FrameType
 
 from colibri.conformance import report
-from colibri.conformance.player import Result, Settings, Suite, read_rules
+from colibri.conformance.player import Result, Suite, read_rules
+from colibri.conformance.session import Settings
+from colibri.errors import Terminated
 
 
 def run(args: argparse.Namespace) -> int:
     """Plays the rules and prints how the engine did; 1 if it broke one."""
+    rules = args.rules if args.rules is not None else read_rules()
+    if args.list:
+        print(report.listing(rules, args.tags))
+        return 0
     settings = Settings(args.engine, args.wire, args.timeout, args.start_timeout)
 
     def tell(result: Result) -> None:
         if not args.json:
             print(report.line(result), flush=True)
 
-    outcome = Suite(settings, tell).run(read_rules(), args.tags)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # Under nohup it stays ignored.
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _terminate)
+    outcome = Suite(settings, tell).run(rules, args.tags)
     print(report.as_json(outcome, args.engine) if args.json else report.summary(outcome))
     return 1 if outcome.count("fail") else 0
+
+
+def _terminate(number: int, _frame: FrameType | None) -> None:
+    """Lets every ``finally`` end the engine and remove its folder."""
+    for other in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(other, signal.SIG_IGN)
+    raise Terminated(number)

@@ -173,7 +173,10 @@ def converse(
     explanation: str,
     fatal: tuple[type[ColibriError], ...] = (),
 ) -> int:
-    """Takes the user's lines until they end; returns the exit code.
+    """Takes the user's lines until they end; returns the exit code, 1 if any of them failed.
+
+    What follows a line that failed answers another conversation than the one that was asked for, so
+    a script must learn of it even if all is well at the end.
 
     Args:
         runner: runs what has to be waited for; waiting for the user blocks.
@@ -195,10 +198,10 @@ def converse(
             print(explanation, file=sys.stderr, flush=True)
         elif text.startswith("/") and text not in commands:
             print(f"error: unknown command {text}\nhint: {explanation}", file=sys.stderr)
+            code = 1
         elif text:
             try:
                 runner.run(act(text))
-                code = 0
             except fatal:
                 raise
             except ColibriError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import stat
 from pathlib import Path
 
 from colibri.errors import UsageError
@@ -11,6 +12,9 @@ from colibri.errors import UsageError
 def run(args: argparse.Namespace) -> int:
     """Plays a script on stdin and stdout; returns the exit code of the engine played."""
     path = Path(args.script)
+    if path.suffix in (".json", ".txt") and not stat.S_ISREG(path.stat().st_mode):
+        # Reading a pipe would wait for somebody to write, for ever and without a word.
+        raise UsageError(f"{path} is no regular file")
     if path.suffix == ".json":
         from colibri.fake_engine import FakeEngine
 

@@ -11,6 +11,7 @@ import codecs
 import signal
 import sys
 from dataclasses import replace
+from typing import cast
 
 from colibri.commands.console import (
     ProgressLine,
@@ -26,7 +27,7 @@ from colibri.streams import check_text
 
 HELP = (
     "/more continues an answer that was cut, /reset forgets the conversation, /quit or /exit ends, "
-    "Ctrl-C stops an answer, /help says this"
+    "Ctrl-C stops an answer and a second one an engine that goes on, /help says this"
 )
 # Texts that begin with this byte are commands.
 COMMAND = "\x02"
@@ -40,10 +41,11 @@ class Conversation:
         self._decoder = _decoder()
 
     async def answer(self, text: str) -> None:
-        """Prints the answer to a message; Ctrl-C ends it early.
+        """Prints the answer to a message; Ctrl-C ends it early, a second one ends the program.
 
         Raises:
             EngineDied: the engine ended.
+            KeyboardInterrupt: the engine does not end the answer.
             RequestError: the engine refuses it; it is not part of the conversation then.
             UsageError: no line can carry the message.
         """
@@ -58,6 +60,7 @@ class Conversation:
 
         Raises:
             EngineDied: the engine ended.
+            KeyboardInterrupt: the engine does not end the answer.
             RequestError: the engine refuses it.
         """
         await self._show(b"\x02MORE")
@@ -73,7 +76,18 @@ class Conversation:
 
     async def _show(self, line: bytes) -> None:
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, self._engine.interrupt)
+        answering = cast("asyncio.Task[None]", asyncio.current_task())
+        interrupted = False
+
+        def on_interrupt() -> None:
+            nonlocal interrupted
+            if interrupted:
+                answering.cancel()
+            else:
+                interrupted = True
+                self._engine.interrupt()
+
+        loop.add_signal_handler(signal.SIGINT, on_interrupt)
         stat = None
         try:
             async for event in self._engine.ask(line):
@@ -83,9 +97,14 @@ class Conversation:
                     # An answer may be cut within a character and go on later.
                     sys.stdout.write(printable(self._decoder.decode(event), sys.stdout))
                     sys.stdout.flush()
+        except asyncio.CancelledError:
+            self._engine.give_up()
+            raise KeyboardInterrupt from None
         finally:
             loop.remove_signal_handler(signal.SIGINT)
             print(flush=True)
+            if answering.cancelling():
+                print("notice: the engine does not stop, so it is ended", file=sys.stderr)
         if stat is not None and stat.emitted == 0 and (reason := await self._engine.refusal()):
             raise RequestError(reason, hint="/reset forgets the conversation")
         if stat is not None and stat.length_limited:

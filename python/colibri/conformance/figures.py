@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from colibri.conformance.verdict import Judge
+from colibri.decimals import decimal
 
 # The seed has GPUS from engines with devices alone.
 HANDSHAKE = ("READY", "STAT", "HWINFO", "GPUS", "TIERS", "EMAP")
@@ -67,12 +68,16 @@ class Figures:
         judge: told what is checked.
         wire: full, seed or upstream.
         is_active: whether a request may be in flight.
+        may_say_more: whether kinds of records that the wire does not have are no fault.
     """
 
-    def __init__(self, judge: Judge, wire: str, is_active: Callable[[], bool]) -> None:
+    def __init__(
+        self, judge: Judge, wire: str, is_active: Callable[[], bool], *, may_say_more: bool
+    ) -> None:
         self._judge = judge
         self._wire = wire
         self._is_active = is_active
+        self._may_say_more = may_say_more
         self._handshake = list(HANDSHAKES[wire])
         self._block: list[str] = []
         self._block_id: int | None = None
@@ -86,9 +91,16 @@ class Figures:
         """Whether requests are answered."""
         return not self._handshake
 
+    @property
+    def in_block(self) -> bool:
+        """Whether records of the block before a DONE have come."""
+        return bool(self._block)
+
     def belongs(self, kind: str, raw: bytes) -> bool:
         """Checks whether the wire has records of this kind."""
         known = kind in KINDS[self._wire]
+        if self._may_say_more:
+            return known
         return self._judge.check("kinds", known, f"{kind} in the wire {self._wire}", raw)
 
     def order(self, kind: str, raw: bytes) -> None:
@@ -100,6 +112,9 @@ class Figures:
             self._judge.check("handshake", kind == wanted, f"{kind} instead of {wanted}", raw)
             if kind in self._handshake:
                 del self._handshake[: self._handshake.index(kind) + 1]
+            elif kind not in HANDSHAKES["full"]:
+                # What is said to requests shows that nothing more of it comes.
+                self._handshake.clear()
             return
         if kind == "HITS" and not self._block:
             if self._wire == "upstream":
@@ -110,7 +125,7 @@ class Figures:
         elif kind in TELEMETRY:
             if kind == "HWINFO":
                 complete = not self._block
-                self._judge.check("block", complete, f"{self._block} without DONE", raw)
+                self._judge.check("block", complete, f"{' '.join(self._block)} without DONE", raw)
                 self._block = []
             elif not self._block:
                 self._judge.check("block", False, f"{kind} outside the block", raw)
@@ -125,7 +140,9 @@ class Figures:
         wanted = BLOCKS[self._wire]
         if self._wire == "seed" and "GPUS" not in block:
             wanted = tuple(kind for kind in wanted if kind != "GPUS")
-        self._judge.check("block", block == wanted, f"{' '.join(block) or 'nothing'}", raw)
+        self._judge.check(
+            "block", block == wanted, f"{' '.join(block) or 'nothing'} before DONE", raw
+        )
         if "PERF" in block:
             detail = f"PERF of {self._block_id} before DONE of {request}"
             self._judge.check("block", self._block_id == request, detail, raw)
@@ -157,13 +174,12 @@ class Figures:
             case "CAPS":
                 self.caps = fields
                 missing = [key for key in CAPS_KEYS if key not in fields]
-                self._judge.check("caps", missing == [], f"missing: {missing}", raw)
+                self._judge.check("caps", missing == [], f"missing: {', '.join(missing)}", raw)
                 self._judge.check("caps", fields.get("proto") == "1", "proto is not 1", raw)
 
     def limit(self, key: str) -> int | None:
         """A count that CAPS tells."""
-        text = self.caps.get(key, "")
-        return int(text) if text.isascii() and text.isdigit() else None
+        return decimal(self.caps.get(key, ""))
 
     def _check_geometry(self, fields: dict[str, Any], raw: bytes) -> None:
         geometry = (fields["rows"], fields["cols"])

@@ -14,6 +14,7 @@ from colibri.conformance.transcript import (
     kind_of,
     request_of,
 )
+from colibri.decimals import decimal
 
 READY = b"\x01\x01READY\x01\x01"
 # Kinds that must come where steps have them and nowhere else. Of the others, that holds for those
@@ -21,6 +22,10 @@ READY = b"\x01\x01READY\x01\x01"
 ALWAYS = {READY, b"STAT", b"DONE", b"ERROR"}
 # Longest line kept: an EMAP holds two digits an expert.
 MAX_LINE_BYTES = 64 << 20
+
+# Under this, which is no name of a placeholder, the record is remembered that shows that the rule
+# is not to be judged.
+NOT_SHOWN = "-"
 
 # What is still to come of one stream: each step with its place among all steps.
 _Items = list[tuple[int, Expect | Choice]]
@@ -48,6 +53,8 @@ class Records:
             # Other engines print banners first.
             at = self.rest.find(READY + b"\n")
             if at < 0:
+                # A banner may have no end; of READY, all but its last byte may have come.
+                self.rest = self.rest[-len(READY) :]
                 return
             self.rest = self.rest[at:]
             self._is_ready = True
@@ -62,9 +69,9 @@ class Records:
                 raise Mismatch("a line has no end")
             return None
         words = self.rest[:line].split()
-        if len(words) != 3 or words[0] != b"DATA" or not words[2].isdigit():
+        if len(words) != 3 or words[0] != b"DATA" or (count := decimal(words[2])) is None:
             return line
-        size = line + int(words[2]) + 1
+        size = line + count + 1
         if len(self.rest) < size:
             return None
         if self.rest[size - 1 : size] != b"\n":
@@ -145,6 +152,12 @@ class Matcher:
         return not self._actions and any(not state.missing(end) for state in self._states)
 
     @property
+    def not_shown(self) -> bytes:
+        """The record that came in place of what the transcript is about, if one did."""
+        over = [state for state in self._states if not state.missing(self._barrier)]
+        return min((state.known.get(NOT_SHOWN, b"") for state in over), default=b"")
+
+    @property
     def _barrier(self) -> int:
         return self._actions[0][0] if self._actions else 1 << 60
 
@@ -192,6 +205,8 @@ class Matcher:
             if new is not None:
                 if step.often in "<~":
                     yield items[i + 1 :], new
+                elif step.often == "-":
+                    yield items[i + 1 :], {**new, NOT_SHOWN: record.strip()}
                 elif step.often == "+":
                     yield [(place, replace(step, often="*")), *items[i + 1 :]], new
                 elif step.often == "?":

@@ -35,9 +35,10 @@ class Monitor:
     Args:
         wire: what ``COLIBRI_WIRE`` says: full, seed or upstream.
         slots: KV slots of the engine.
+        may_say_more: whether further kinds of records, which servers skip, are no fault.
     """
 
-    def __init__(self, wire: str = "full", slots: int = 1) -> None:
+    def __init__(self, wire: str = "full", slots: int = 1, *, may_say_more: bool = False) -> None:
         if wire not in WIRES:
             raise ValueError(f"wire must be one of {', '.join(WIRES)}, not {wire!r}")
         self._judge = Judge()
@@ -45,7 +46,9 @@ class Monitor:
         self._slots = slots
         self._tracks = Tracks(self._judge, with_accept=wire != "seed")
         self._turns = Turns(self._judge, self._tracks, wire)
-        self._figures = Figures(self._judge, wire, self._tracks.may_be_active)
+        self._figures = Figures(
+            self._judge, wire, self._tracks.may_be_active, may_say_more=may_say_more
+        )
         self._records = _core.RecordReader()
         # The line, or the record that DATA begins, which is still to be completed.
         self._raw = bytearray()
@@ -58,8 +61,12 @@ class Monitor:
 
     @property
     def findings(self) -> list[Finding]:
-        """What was broken so far."""
+        """What was broken since findings were last taken, each rule once."""
         return self._judge.findings
+
+    def take_findings(self) -> list[Finding]:
+        """The findings; from now on they are collected anew."""
+        return self._judge.take()
 
     @property
     def exercised(self) -> Counter[str]:
@@ -88,7 +95,9 @@ class Monitor:
         self._tracks.interrupted = True
 
     def _read_requests(self) -> None:
-        """Begins to read what is sent, now that the handshake has told the options."""
+        """Begins to read what is sent, once the handshake has told the options."""
+        if self._readers or not self._figures.handshake_is_over:
+            return
         if self._wire == "full":
             options = self._figures.caps.get("submit", "").split(",")
             self._readers = [_core.RequestReader(options, self._slots)]
@@ -150,14 +159,17 @@ class Monitor:
             kind = fields["line"].split(b" ")[0].decode("ascii", "backslashreplace")
         else:
             self._judge.check("syntax", True)
+        if not self._figures.belongs(kind, raw):
+            return
         wanted = FORMATS.get(kind)
         if wanted is not None and kind != "READY":
             header = raw if kind != "DATA" else raw[: raw.index(b"\n") + 1]
             kept = wanted.fullmatch(header) is not None
             self._judge.check("format", kept, f"not a {kind} as documented", raw)
-        if not self._figures.belongs(kind, raw):
-            return
         self._figures.order(kind, raw)
+        if kind in TURN_KINDS or kind == "ERROR":
+            # A broken handshake ends here.
+            self._read_requests()
         if kind in TURN_KINDS:
             if kind == "DONE":
                 self._figures.done(fields["id"], raw)
@@ -169,13 +181,12 @@ class Monitor:
         self._turns.close_data(raw)
         self._figures.values(kind, fields, raw)
         if kind == "HITS":
-            self._turns.hits_came()
+            self._turns.hits_came(in_block=self._figures.in_block)
         elif kind == "CAPS":
             self._turns.set_limits(self._figures.limit("ctx"), self._figures.limit("vocab"))
             detail = f"started with {self._slots} slots"
             self._judge.check("caps", self._figures.limit("slots") == self._slots, detail, raw)
-        if not self._readers and self._figures.handshake_is_over:
-            self._read_requests()
+        self._read_requests()
 
     # --- the end ---
 

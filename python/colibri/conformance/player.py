@@ -2,56 +2,64 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from importlib.resources import files
+from pathlib import Path
 
-from colibri.conformance.matcher import READY, Matcher, Mismatch
-from colibri.conformance.monitor import RULES, Finding, Monitor
-from colibri.conformance.process import EXIT_USAGE, Process, Silence
-from colibri.conformance.transcript import Action, Expect, Send, Start, Transcript, parse
+from colibri.conformance.matcher import Mismatch
+from colibri.conformance.monitor import RULES, Finding, Rule
+from colibri.conformance.process import EXIT_USAGE, Endless, Silence
+from colibri.conformance.session import (
+    NotShown,
+    Session,
+    Settings,
+    Unanswered,
+    begins_with_ready,
+    has_actions,
+    is_final,
+    refuse_to_start,
+)
+from colibri.conformance.transcript import Action, Start, Transcript, TranscriptError, parse, read
 from colibri.errors import EngineStartError
 
-# Ids of requests that nobody sent: their CANCEL must be answered, which shows that an engine
-# listens and that all it had to say before has come.
-FENCE = 900_000_000_000
-# A rule takes at most this many times the time that one record may take.
-PATIENCE = 12
+# Bytes of what was sent that a result keeps: its beginning and its end.
+SENT_BYTES = (160, 80)
 # Rules that the monitor watches are named after it.
 ALWAYS = "always/"
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What is run, and how patiently.
-
-    Attributes:
-        command: the engine and its arguments.
-        wire: value of COLIBRI_WIRE; ``None`` leaves it out, and CAPS tells full from seed.
-        timeout_s: longest time without a record that should come.
-        start_timeout_s: longest time until READY.
-    """
-
-    command: Sequence[str]
-    wire: str | None = None
-    timeout_s: float = 10.0
-    start_timeout_s: float = 120.0
+TAG_OF = {rule.id: rule.tag for rule in RULES}
+# Rules about how something is said; what was meant is known, so that other rules can be judged.
+HARMLESS = {"quiet-start", "handshake", "format", "kinds", "rates"}
+# After so many rules in a row without an answer, the engine is asked whether it gives any.
+RULES_UNANSWERED = 5
+DEAF = "not judged: the engine does not answer"
+# Rules about what COLIBRI_WIRE does.
+WIRE = "wire/"
 
 
 @dataclass(frozen=True)
 class Result:
-    """How an engine did on a rule: ``pass``, ``fail`` or ``skip``."""
+    """How an engine did on a rule.
+
+    Attributes:
+        outcome: ``pass``; ``fail``; ``unjudged``: another fault may be the reason for what was
+            seen; ``skip``: it does not apply, or nothing showed it.
+        file: the rule's file, empty for rules about everything that an engine says.
+        detail: what was wrong, or why there is no judgement.
+        sent: what was sent in the play of the rule, shortened.
+        seen: bytes of the engine that show it.
+    """
 
     rule: str
     tag: str
     section: str
     text: str
     outcome: str
+    file: str = ""
     detail: str = ""
+    sent: bytes = b""
     seen: bytes = b""
 
 
@@ -67,169 +75,52 @@ class Outcome:
         return sum(result.outcome == outcome for result in self.results)
 
 
-def read_rules() -> list[Transcript]:
-    """The rules that come with this package, by their ids."""
+def read_rules(further: Path | None = None) -> list[Transcript]:
+    """The rules that come with this package, by their ids.
+
+    Args:
+        further: a folder of more.
+
+    Raises:
+        TranscriptError: one there is not a rule.
+        OSError: it cannot be read.
+    """
     folder = files("colibri.conformance") / "rules"
     found = [
         parse(entry.read_text(encoding="utf-8"), entry.name)
         for entry in folder.iterdir()
         if entry.name.endswith(".txt")
     ]
+    if further is not None:
+        ids = {transcript.rule for transcript in found}
+        paths = sorted(path for path in further.iterdir() if path.suffix == ".txt")
+        if not paths:
+            raise TranscriptError(f"{further}: no file there ends in .txt, as rules do")
+        for path in paths:
+            transcript = read(path)
+            if transcript.rule in ids:
+                raise TranscriptError(f"{path}: there is a rule {transcript.rule} already")
+            if not all(transcript.steps(wire) for wire in transcript.wires):
+                raise TranscriptError(f"{path}: a wire mode has no steps")
+            ids.add(transcript.rule)
+            found.append(transcript)
     return sorted(found, key=lambda transcript: transcript.rule)
 
 
-class Session:
-    """An engine that has said READY.
-
-    Attributes:
-        start: how it was started.
-        wire: the mode it is judged in.
-        offered: submit options that its CAPS lists.
-        handshake: the records of it.
-    """
-
-    def __init__(self, settings: Settings, start: Start, state_dir: str) -> None:
-        self.start = start
-        self._settings = settings
-        self._fences = FENCE
-        self.offered: set[str] = set()
-        self.handshake: list[bytes] = []
-        self.process = Process(
-            settings.command, environment(settings, start, state_dir), settings.timeout_s
-        )
-        try:
-            self._start()
-        except BaseException:
-            self.process.close()
-            raise
-        has_caps = any(record.startswith(b"CAPS ") for record in self.handshake)
-        self.wire = settings.wire or ("full" if has_caps else "seed")
-        self.monitor = Monitor(self.wire, start.slots)
-        self.process.watch(self.monitor)
-        self.is_fresh = True
-
-    def _start(self) -> None:
-        try:
-            first = self.process.record(self._settings.start_timeout_s)
-        except Silence:
-            message = f"the engine was not ready after {self._settings.start_timeout_s:g} s"
-            raise EngineStartError(message, exit_code=EXIT_USAGE) from None
-        if first is None:
-            words = self.process.last_words() or "it said nothing"
-            message = f"the engine ended with exit code {self.process.exit_code()}: {words}"
-            raise EngineStartError(message, exit_code=EXIT_USAGE)
-        self.handshake.append(first)
-        self.process.allow(PATIENCE * self._settings.timeout_s)
-        self.fence(self.handshake.append)
-        for record in self.handshake:
-            for word in record.split() if record.startswith(b"CAPS ") else []:
-                key, _, value = word.decode("utf-8", "replace").partition("=")
-                if key == "submit":
-                    self.offered = set(value.split(","))
-
-    def fence(self, take: Callable[[bytes], None]) -> None:
-        """Waits until it has answered; ``take`` gets the records before that.
-
-        Raises:
-            Mismatch: it does not answer, or ``take`` refuses.
-        """
-        self._fences += 1
-        self.process.send(b"CANCEL %d\n" % self._fences)
-        answer = b"ERROR %d NOT_FOUND" % self._fences
-        while (record := self.process.record()) is not None:
-            if record.split(b"\n")[0].startswith(answer):
-                return
-            take(record)
-        raise Mismatch(f"it ended with exit code {self.process.exit_code()}")
-
-    def play(self, transcript: Transcript) -> None:
-        """Plays a transcript to its end; the session is of no further use if that raises.
-
-        Raises:
-            Mismatch: the engine did otherwise.
-        """
-        matcher = Matcher(transcript, self.wire)
-        if begins_with_ready(transcript, self.wire):
-            for record in self.handshake:
-                matcher.take(record)
-            if not has_actions(transcript, self.wire):
-                if not matcher.is_complete:
-                    raise Mismatch(matcher.wanted())
-                return
-        self.is_fresh = False
-        self.process.allow(PATIENCE * self._settings.timeout_s)
-        while not matcher.is_complete:
-            step = matcher.due
-            if step is None:
-                self._take(matcher)
-                continue
-            if isinstance(step, Action):
-                self._act(step, matcher)
-            else:
-                self.process.send(step.data(self.offered))
-            matcher.done()
-        if not is_final(transcript, self.wire):
-            self.fence(matcher.take)
-
-    def _take(self, matcher: Matcher) -> None:
-        try:
-            record = self.process.record()
-        except Silence as silence:
-            raise Silence(f"{matcher.wanted()}; {silence}") from None
-        if record is None:
-            code = self.process.exit_code()
-            raise Mismatch(f"{matcher.wanted()}; it ended with exit code {code}")
-        matcher.take(record)
-
-    def _act(self, action: Action, matcher: Matcher) -> None:
-        if action.name == "eof":
-            self.process.end_input()
-        elif action.name == "signal":
-            self.process.signal(action.value)
-        elif action.name == "wait":
-            time.sleep(float(action.value))
-        else:
-            while (record := self.process.record()) is not None:
-                matcher.take(record)
-            check_exit(self.process, action)
+def shortened(data: bytes) -> bytes:
+    """The beginning and the end of what was sent."""
+    first, last = SENT_BYTES
+    return data if len(data) <= first + last else data[:first] + b" ... " + data[-last:]
 
 
-def check_exit(process: Process, action: Action) -> None:
-    """Compares how a process ends with what should be.
+@dataclass(frozen=True)
+class _Seen:
+    """A finding, when it was made, and which came before it, if any."""
 
-    Raises:
-        Mismatch: it is another way.
-    """
-    code = process.exit_code()
-    if action.value != "any" and code != int(action.value):
-        raise Mismatch(f"wanted exit code {action.value} (line {action.line}), it was {code}")
-
-
-def environment(settings: Settings, start: Start, state_dir: str) -> dict[str, str]:
-    """The environment of an engine; nothing it keeps is put beside the model."""
-    env = {**os.environ, "SERVE": "1", "SERVE_BATCH": "1", "KVSAVE": "0"}
-    env |= {"KV_SLOTS": str(start.slots), "CTX": str(start.ctx), "COLIBRI_STATE_DIR": state_dir}
-    env.pop("SERVE_TOPK", None)
-    env.pop("COLIBRI_WIRE", None)
-    if settings.wire is not None:
-        env["COLIBRI_WIRE"] = settings.wire
-    return {**env, **dict(start.env)}
-
-
-def has_actions(transcript: Transcript, wire: str) -> bool:
-    """Whether anything is done to the engine."""
-    return any(isinstance(step, Send | Action) for step in transcript.steps(wire))
-
-
-def begins_with_ready(transcript: Transcript, wire: str) -> bool:
-    """Whether it is about the handshake."""
-    first = next(iter(transcript.steps(wire)), None)
-    return isinstance(first, Expect) and first.pattern.kind == READY
-
-
-def is_final(transcript: Transcript, wire: str) -> bool:
-    """Whether the engine ends."""
-    return any(isinstance(s, Action) and s.name == "exit" for s in transcript.steps(wire))
+    finding: Finding
+    during: str
+    sent: bytes
+    first: Finding | None
 
 
 class Suite:
@@ -239,13 +130,23 @@ class Suite:
         self._settings = settings
         self._on_result = on_result
         self._session: Session | None = None
-        self._findings: dict[str, tuple[Finding, str]] = {}
+        self._tags: frozenset[str] = frozenset()
+        # By the rule that is broken; in the second, what an earlier one may be the reason of.
+        self._findings: dict[str, _Seen] = {}
+        self._set_aside: dict[str, _Seen] = {}
+        self._handshake_is_broken = False
         self._exercised: Counter[str] = Counter()
         self._results: list[Result] = []
         self._unstartable: dict[Start, str] = {}
-        self._told = 0
-        # As the first engine shows, if nothing was said.
+        # How many rules in a row failed without a word, and whether that is all there is to come.
+        self._unanswered = 0
+        self._is_deaf = False
+        # What the first start shows: the wire mode, if none was said, and how many records the
+        # handshake has, if CANCEL cannot tell when it is over.
+        self._is_first = True
         self._wire = settings.wire or "full"
+        self._wire_is_guess = False
+        self._handshake: int | None = None
 
     def run(self, transcripts: Iterable[Transcript], tags: Iterable[str]) -> Outcome:
         """Plays all transcripts of these tags.
@@ -253,9 +154,10 @@ class Suite:
         Raises:
             EngineStartError: the engine cannot be started at all.
         """
+        self._tags = frozenset(tags)
         groups: dict[Start, list[Transcript]] = {}
         for transcript in transcripts:
-            if transcript.tag in tags:
+            if transcript.tag in self._tags:
                 groups.setdefault(transcript.start, []).append(transcript)
         with tempfile.TemporaryDirectory() as folder:
             try:
@@ -266,7 +168,7 @@ class Suite:
                         self._rule(transcript, start, folder)
             finally:
                 self._end()
-        self._monitored(tags)
+        self._monitored()
         return Outcome(self._wire, sorted(self._results, key=lambda result: result.rule))
 
     def _ends_the_engine(self, transcript: Transcript) -> bool:
@@ -275,22 +177,53 @@ class Suite:
     def _rule(self, transcript: Transcript, start: Start, folder: str) -> None:
         if self._wire not in transcript.wires:
             return
-        outcome, detail, seen = "pass", "", b""
+        about = (transcript.rule, transcript.tag, transcript.section, transcript.text)
+        if self._is_deaf:
+            self._result(Result(*about, "unjudged", transcript.file, DEAF))
+            return
+        outcome, detail, sent, seen = "pass", "", b"", b""
         try:
             self._play(transcript, start, folder)
         except (Mismatch, EngineStartError) as error:
             outcome, detail = "fail", str(error)
+            if isinstance(error, Mismatch):
+                self._unanswered = self._unanswered + 1 if self._was_unanswered(error) else 0
             if self._session is not None:
+                sent = shortened(self._session.process.sent)
                 seen = self._session.process.seen
-        except _NotOffered as error:
+        except NotShown as error:
             outcome, detail = "skip", str(error)
-        self._note_findings(transcript.rule)
-        if self._session is not None and (outcome == "fail" or self._ends_the_engine(transcript)):
+        else:
+            self._unanswered = 0
+        self._note_findings(f"while {transcript.rule} was played")
+        ends = self._ends_the_engine(transcript) or self._handshake is not None
+        if outcome == "fail" or ends:
             self._end()
-        about = transcript
-        self._result(
-            Result(about.rule, about.tag, about.section, about.text, outcome, detail, seen)
-        )
+        self._result(Result(*about, outcome, transcript.file, detail, sent, seen))
+        if self._unanswered == RULES_UNANSWERED:
+            self._unanswered = 0
+            self._is_deaf = not self._answers(folder)
+
+    def _was_unanswered(self, error: Mismatch) -> bool:
+        """Whether a rule failed because nothing came, or no end."""
+        if isinstance(error, Endless):
+            return True
+        said_nothing = self._session is not None and self._session.process.taken == 0
+        return said_nothing and isinstance(error, Silence | Unanswered)
+
+    def _answers(self, folder: str) -> bool:
+        """Whether the engine still answers anything; rules may be about what it leaves out."""
+        try:
+            session = Session(self._settings, Start(), folder, self._handshake)
+        except (Mismatch, EngineStartError):
+            return False
+        try:
+            session.check_that_it_answers()
+        except Mismatch:
+            return False
+        finally:
+            session.process.close()
+        return True
 
     def _play(self, transcript: Transcript, start: Start, folder: str) -> None:
         steps = transcript.steps(self._wire)
@@ -309,7 +242,9 @@ class Suite:
             session = self._begin(start, folder)
         lacking = transcript.needs - session.offered
         if lacking:
-            raise _NotOffered(f"not offered: {', '.join(sorted(lacking))}")
+            raise NotShown(f"not offered: {', '.join(sorted(lacking))}")
+        if self._wire_is_guess and transcript.rule.startswith(WIRE):
+            raise NotShown("no wire mode was set")
         session.play(transcript)
 
     def _begin(self, start: Start, folder: str) -> Session:
@@ -317,14 +252,33 @@ class Suite:
         if start in self._unstartable:
             raise EngineStartError(self._unstartable[start])
         try:
-            self._session = Session(self._settings, start, folder)
+            self._session = self._start(start, folder)
         except (Mismatch, EngineStartError) as error:
             after = "the engine said READY, but then: " if isinstance(error, Mismatch) else ""
             self._unstartable[start] = after + str(error)
             raise EngineStartError(after + str(error), exit_code=EXIT_USAGE) from error
-        self._told = 0
         self._wire = self._session.wire
+        self._wire_is_guess = self._session.wire_is_guess
+        self._note_findings("at the start")
         return self._session
+
+    def _start(self, start: Start, folder: str) -> Session:
+        """Starts an engine; the first one may show that CANCEL is not answered."""
+        if not self._is_first:
+            return Session(self._settings, start, folder, self._handshake)
+        self._is_first = False
+        try:
+            return Session(self._settings, start, folder)
+        except Unanswered as problem:
+            self._handshake = problem.handshake
+            finding = Finding("not-found", str(problem), b"")
+            self._findings["not-found"] = _Seen(finding, "at the start", b"", None)
+            session = Session(self._settings, start, folder, self._handshake)
+            try:
+                session.check_that_it_answers()
+            finally:
+                session.process.close()
+            return Session(self._settings, start, folder, self._handshake)
 
     def _end(self) -> None:
         if self._session is not None:
@@ -332,50 +286,50 @@ class Suite:
             self._exercised += self._session.monitor.exercised
         self._session = None
 
-    def _note_findings(self, rule: str) -> None:
+    def _note_findings(self, during: str) -> None:
         if self._session is None:
             return
-        findings = self._session.monitor.findings
-        # What comes after the first of a play may be its consequence.
-        for finding in findings[self._told : self._told + 1]:
-            self._findings.setdefault(finding.rule, (finding, rule))
-        self._told = len(findings)
-
-    def _monitored(self, tags: Iterable[str]) -> None:
-        for rule in RULES:
-            if rule.tag not in tags:
+        findings = self._session.monitor.take_findings()
+        self._handshake_is_broken |= any(finding.rule == "handshake" for finding in findings)
+        sent = shortened(self._session.process.sent)
+        # What comes after the first of a play may be its consequence. A finding that nobody asked
+        # for, or that leads to no other, must not hide what comes after it.
+        first: Finding | None = None
+        for finding in findings:
+            if TAG_OF[finding.rule] not in self._tags:
                 continue
-            found = self._findings.get(rule.id)
-            outcome, detail, seen = "pass", "", b""
-            if found is not None:
-                finding, during = found
-                outcome, seen = "fail", finding.seen
-                detail = f"{finding.detail} (during {during})"
-            elif not self._exercised[rule.id]:
-                outcome, detail = "skip", "nothing showed it"
-            self._result(
-                Result(ALWAYS + rule.id, rule.tag, rule.section, rule.text, outcome, detail, seen)
+            found = self._findings if first is None else self._set_aside
+            found.setdefault(finding.rule, _Seen(finding, during, sent, first))
+            if finding.rule not in HARMLESS:
+                first = first or finding
+
+    def _monitored(self) -> None:
+        for rule in RULES:
+            if rule.tag in self._tags:
+                self._result(self._monitored_rule(rule))
+
+    def _monitored_rule(self, rule: Rule) -> Result:
+        about = (ALWAYS + rule.id, rule.tag, rule.section, rule.text)
+        if (found := self._findings.get(rule.id)) is not None:
+            detail = f"{found.finding.detail} ({found.during})"
+            return Result(*about, "fail", "", detail, found.sent, found.finding.seen)
+        if (found := self._set_aside.get(rule.id)) is not None and found.first is not None:
+            detail = (
+                f"not judged: {found.finding.detail} ({found.during}),"
+                f" but {ALWAYS}{found.first.rule} had been broken before, which may be the reason"
             )
+            return Result(*about, "unjudged", "", detail, found.sent, found.finding.seen)
+        if self._exercised[rule.id]:
+            return Result(*about, "pass")
+        if self._is_deaf:
+            return Result(*about, "unjudged", "", DEAF)
+        if self._handshake_is_broken:
+            return Result(*about, "unjudged", "", "not judged: the handshake was broken")
+        is_about_wires = rule.id == "kinds" and self._wire_is_guess
+        return Result(
+            *about, "skip", "", "no wire mode was set" if is_about_wires else "nothing showed it"
+        )
 
     def _result(self, result: Result) -> None:
         self._results.append(result)
         self._on_result(result)
-
-
-class _NotOffered(Exception):
-    """A rule is about something this engine does not have."""
-
-
-def refuse_to_start(settings: Settings, start: Start, folder: str, action: Action) -> None:
-    """Starts an engine that should not start.
-
-    Raises:
-        Mismatch: it starts, or ends in another way.
-    """
-    process = Process(settings.command, environment(settings, start, folder), settings.timeout_s)
-    try:
-        if process.record(settings.start_timeout_s) is not None:
-            raise Mismatch("it started")
-        check_exit(process, action)
-    finally:
-        process.close()

@@ -28,14 +28,17 @@ from colibri.conformance.transcript import (
     Send,
     Transcript,
     TranscriptError,
-    parse,
+    read,
 )
+from colibri.decimals import decimal
 from colibri.errors import UsageError
 
 READ_BYTES = 1 << 16
 # More slots than a server uses.
 ANY_SLOT = 1 << 16
 ROWS, COLS = 2, 8
+# No map is larger; a transcript may claim anything.
+MAX_CELLS = 1 << 24
 READY = b"\x01\x01READY\x01\x01"
 # A valid record of each kind, for the words that a transcript leaves open.
 EXAMPLES = {
@@ -189,15 +192,17 @@ class Reverse:
         record = self._fill(pattern) + b"\n"
         kind = pattern.kind
         if pattern.request is not None:
-            _, request, rest = re.split(rb"[ ]", record, maxsplit=2)
+            # Records may lack all that belongs behind the id.
+            request = re.split(rb"[ \n]", record, maxsplit=2)[1]
+            rest = record[len(kind) + 1 + len(request) :]
             turn = self._turns.setdefault(request, _Turn())
-            if kind == b"ACCEPT":
-                turn.prompt_tokens = rest.split()[0].decode()
+            if kind == b"ACCEPT" and rest.split():
+                turn.prompt_tokens = rest.split()[0].decode("utf-8", "replace")
             elif kind == b"DATA":
                 turn.emitted += 1
             elif kind in (b"DONE", b"ERROR"):
                 del self._turns[request]
-            record = b" ".join((kind, self._ids.get(request, request), rest))
+            record = kind + b" " + self._ids.get(request, request) + rest
         _write(record)
 
     def _fill(self, pattern: Pattern) -> bytes:
@@ -231,7 +236,7 @@ class Reverse:
 def _value(part: Placeholder, record: bytes, example: list[str], is_last: bool) -> bytes:
     """A value for a placeholder behind ``record``: that of the example if it fits."""
     words = record.split(b" ")
-    if part.kind == "x" and len(words) == 4 and words[0] in (b"EMAP", b"HITS"):
+    if part.kind == "x" and re.fullmatch(rb"(EMAP|HITS) \d{1,4} \d{1,4} ", record):
         cells = int(words[1]) * int(words[2])
         return (
             b"40" * cells if words[0] == b"EMAP" else b"01" * (cells // 8) + b"00" * bool(cells % 8)
@@ -242,7 +247,9 @@ def _value(part: Placeholder, record: bytes, example: list[str], is_last: bool) 
     fits = re.fullmatch(part.regex, value) is not None
     if part.bounds is not None:
         low, high = part.bounds
-        return value if fits and low <= int(value) <= high else b"%d" % low
+        number = decimal(value)
+        is_within = number is not None and low <= number <= high
+        return value if fits and is_within else b"%d" % low
     return value if fits else VALUES[part.kind]
 
 
@@ -268,9 +275,7 @@ def play(path: Path) -> int:
         UsageError: it is no transcript.
     """
     try:
-        transcript = parse(path.read_text(encoding="utf-8"), str(path))
+        transcript = read(path)
     except TranscriptError as error:
         raise UsageError(str(error)) from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not valid UTF-8") from error
     return Reverse(transcript, path.name).play()

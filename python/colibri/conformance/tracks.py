@@ -30,6 +30,8 @@ RULE_OF_COMMAND = {
     "REFUSED": "bad-request",
     "LOST": "bad-frame",
 }
+# What people call frames that are not a command.
+WORDS = {"REFUSED": "a frame to be refused", "LOST": "a frame whose end is lost"}
 NONE = -1
 
 
@@ -329,8 +331,8 @@ class Tracks:
             rule = RULE_OF_CODE[what]
         else:
             rule = "one-answer" if begun and not accepted else "in-flight"
-        expected = ", ".join(sorted(kinds)) or "nothing"
-        detail = f"{what} for {request}: its commands not answered yet are {expected}"
+        expected = ", ".join(WORDS.get(kind, kind) for kind in sorted(kinds)) or "nothing"
+        detail = f"{what} for {request}; still to be answered there: {expected}"
         self._judge.check(rule, False, detail, raw)
         self._release(request)
         self._spoiled.add(request)
@@ -340,7 +342,9 @@ class Tracks:
         state = max(reachable)
         command = track.next_command(state)
         if command is not None:
-            return RULE_OF_COMMAND[command.kind], f"no answer to {command.kind}"
+            return RULE_OF_COMMAND[
+                command.kind
+            ], f"no answer to {WORDS.get(command.kind, command.kind)}"
         if state.accepted:
             return "one-end", "neither DONE nor ERROR"
         if track.commands[state.turn].size == 0:

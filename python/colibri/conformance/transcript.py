@@ -22,6 +22,7 @@ Steps::
 
     > bytes      to the engine; no newline is added
     < record     exactly one; + one or more; ? at most one; * any number
+    - record     exactly one, which shows that the rule cannot be judged this time
     ~ record     exactly one, which the next actions and sent bytes do not wait for
     either       then steps, ``or``, steps, ``end``: one of the branches
     $ action     eof | exit CODE | exit any | signal NAME | wait SECONDS
@@ -44,24 +45,38 @@ integer. ``{f3...}`` is one or more of them.
 from __future__ import annotations
 
 import re
+import signal
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
+
+from colibri.decimals import decimal
 
 TAGS = ("seed", "compat", "ours")
 WIRES = ("full", "seed", "upstream")
+_DEEPEST = 16  # of choices in choices
 ADDRESSED = {b"ACCEPT", b"PREFILL", b"DATA", b"TOPK", b"PERF", b"DONE", b"ERROR"}
+
+# What sent bytes may repeat.
+MAX_FILLED_BYTES = 64 << 20
 
 _ESCAPES = {"n": b"\n", "r": b"\r", "t": b"\t", "0": b"\0", "\\": b"\\"}
 _BYTES = re.compile(
     r"\\x([0-9a-fA-F]{2})|\\([nrt0\\])"
-    r"|\{fill:(\d+):((?:[^{}\\]|\\.)*)\}|\{if:(\w+=\w+)\}"
+    r"|\{fill:(\d{1,8}):((?:[^{}\\]|\\.)*)\}|\{if:(\w+=\w+)\}"
     r"|((?!\{fill|\{if)[^\\])"
 )
 _PLACEHOLDER = re.compile(
-    r"\{([nifxhwst]|data|f[1-9])(?::(?:(\d+)\.\.(\d+)|([a-z]\w*)))?(\.\.\.)?\}"
+    r"\{([nifxhwst]|data|f[1-9])(?::(?:(\d{1,18})\.\.(\d{1,18})|([a-z]\w*)))?(\.\.\.)?\}"
 )
+_SIGNALS = "|".join(number.name.removeprefix("SIG") for number in signal.Signals)
+_ACTION = (
+    r"eof|exit (?:[01]?\d?\d|2[0-4]\d|25[0-5]|any)"
+    rf"|signal (?:{_SIGNALS})|wait \d{{1,5}}(\.\d{{1,9}})?"
+)
+_WHOLE_DATA = re.compile(rb"DATA \d+ (\d+)(?: [^\n]*)?\n(.*)", re.DOTALL)
 _REGEX = {
     "n": rb"\d+",
     "i": rb"-?\d+",
@@ -150,7 +165,7 @@ class Pattern:
         if found is None:
             return None
         for part, value in zip(groups, found.groups(), strict=True):
-            if part.bounds is not None and not part.bounds[0] <= int(value) <= part.bounds[1]:
+            if part.bounds is not None and not _is_within(value, part.bounds):
                 return None
             if part.name is not None and new.setdefault(part.name, value) != value:
                 return None
@@ -181,13 +196,13 @@ class Expect:
     """Records from the engine."""
 
     line: int
-    often: Literal["<", "+", "~", "?", "*"]
+    often: Literal["<", "+", "~", "-", "?", "*"]
     pattern: Pattern
 
     @property
     def required(self) -> bool:
         """Whether it must come."""
-        return self.often in "<+~"
+        return self.often in "<+~-"
 
 
 @dataclass(frozen=True)
@@ -238,6 +253,7 @@ class Transcript:
     start: Start = Start()
     ordered: bool = False
     watch: frozenset[bytes] = frozenset()
+    file: str = ""
     _steps: tuple[tuple[frozenset[str], Step], ...] = field(default=(), repr=False)
 
     def steps(self, wire: str) -> list[Step]:
@@ -253,9 +269,12 @@ def kind_of(record: bytes) -> bytes:
 def request_of(record: bytes) -> int | None:
     """The id of the request a record is about, ``None`` for those about the engine."""
     words = record.split(b"\n", 1)[0].split(b" ")
-    if len(words) > 1 and words[0] in ADDRESSED and words[1].isdigit():
-        return int(words[1])
-    return None
+    return decimal(words[1]) if len(words) > 1 and words[0] in ADDRESSED else None
+
+
+def _is_within(value: bytes, bounds: tuple[int, int]) -> bool:
+    number = decimal(value)
+    return number is not None and bounds[0] <= number <= bounds[1]
 
 
 def parse_pattern(text: str) -> Pattern:
@@ -269,17 +288,26 @@ def parse_pattern(text: str) -> Pattern:
     for found in _PLACEHOLDER.finditer(text):
         parts.append(_literal(text[at : found.start()]))
         kind, low, high, name, many = found.groups()
+        if low is not None and kind not in "ni":
+            raise TranscriptError(f"only integers have bounds: {found[0]}")
         bounds = None if low is None else (int(low), int(high))
+        if bounds is not None and bounds[0] > bounds[1]:
+            raise TranscriptError(f"no integer is within {found[0]}")
         parts.append(Placeholder(kind, name, bounds, many is not None))
         at = found.end()
     parts.append(_literal(text[at:]))
-    return Pattern(text, tuple(part for part in parts if part))
+    pattern = Pattern(text, tuple(part for part in parts if part))
+    if len(pattern.parts) == 1 and isinstance(data := pattern.parts[0], bytes):
+        whole = _WHOLE_DATA.fullmatch(data)
+        if whole is not None and whole[1] != b"%d" % len(whole[2]):
+            raise TranscriptError(f"the payload has {len(whole[2])} bytes, not {whole[1].decode()}")
+    return pattern
 
 
 def _literal(text: str) -> bytes:
     parts = _byte_parts(text)
     if "{" in text or "}" in text:
-        raise TranscriptError(f"unknown placeholder in {text!r}")
+        raise TranscriptError(f"unknown placeholder in {text[:80]!r}")
     return b"".join(part for part in parts if isinstance(part, bytes))
 
 
@@ -296,7 +324,10 @@ def _byte_parts(text: str) -> tuple[bytes | Offered, ...]:
         elif letter:
             parts.append(_ESCAPES[letter])
         elif count:
-            parts.append(_literal(filling) * int(count))
+            repeated = _literal(filling)
+            if int(count) * len(repeated) > MAX_FILLED_BYTES:
+                raise TranscriptError(f"more than {MAX_FILLED_BYTES >> 20} MiB: {found[0][:40]}")
+            parts.append(repeated * int(count))
         elif option:
             parts.append(Offered(option))
         else:
@@ -347,9 +378,22 @@ def parse(text: str, name: str) -> Transcript:
     lines = _Lines(text)
     try:
         head = _parse_head(lines)
-        return _transcript(head, _parse_steps(lines))
+        return _transcript(name, head, _parse_steps(lines))
     except TranscriptError as error:
         raise TranscriptError(f"{name}:{lines.number}: {error}") from None
+
+
+def read(path: Path) -> Transcript:
+    """Reads the transcript in a file.
+
+    Raises:
+        TranscriptError: it is not one.
+        OSError: the file cannot be read.
+    """
+    try:
+        return parse(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError:
+        raise TranscriptError(f"{path} is not valid UTF-8") from None
 
 
 _KEYS = {"rule", "tag", "section", "text", "covers", "wire", "needs", "slots", "ctx", "env"}
@@ -367,17 +411,27 @@ def _parse_head(lines: _Lines) -> dict[str, str]:
         if not colon or key not in _KEYS or key in head:
             raise TranscriptError(f"not a line of the head: {line!r}")
         head[key] = value.strip()
+        _check_value(key, head[key])
     missing = {"rule", "tag", "text"} - set(head)
     if missing:
         raise TranscriptError(f"the head lacks {', '.join(sorted(missing))}")
     return head
 
 
-def _transcript(head: dict[str, str], steps: tuple[tuple[frozenset[str], Step], ...]) -> Transcript:
-    if head["tag"] not in TAGS:
+def _check_value(key: str, value: str) -> None:
+    if key == "tag" and value not in TAGS:
         raise TranscriptError(f"the tag is one of {', '.join(TAGS)}")
-    if head.get("order", "requests") not in ("requests", "stream"):
+    if key == "order" and value not in ("requests", "stream"):
         raise TranscriptError("the order is requests or stream")
+    if key in ("slots", "ctx") and not re.fullmatch("[0-9]{1,9}", value):
+        raise TranscriptError(f"{key} must be an integer of at most 9 digits, not {value[:20]!r}")
+    if key == "wire":
+        _wires(value)
+
+
+def _transcript(
+    name: str, head: dict[str, str], steps: tuple[tuple[frozenset[str], Step], ...]
+) -> Transcript:
     env = [pair.partition("=") for pair in head.get("env", "").split()]
     return Transcript(
         rule=head["rule"],
@@ -388,12 +442,13 @@ def _transcript(head: dict[str, str], steps: tuple[tuple[frozenset[str], Step], 
         wires=_wires(head["wire"]) if "wire" in head else frozenset(WIRES),
         needs=_items(head.get("needs", "")),
         start=Start(
-            slots=int(head.get("slots", Start.slots)),
-            ctx=int(head.get("ctx", Start.ctx)),
+            slots=int(head.get("slots", str(Start.slots))),
+            ctx=int(head.get("ctx", str(Start.ctx))),
             env=tuple((key, value) for key, _, value in env),
         ),
         ordered=head.get("order") == "stream",
         watch=frozenset(item.encode() for item in _items(head.get("watch", ""))),
+        file=name,
         _steps=steps,
     )
 
@@ -414,13 +469,15 @@ def _parse_steps(lines: _Lines) -> tuple[tuple[frozenset[str], Step], ...]:
     while (full_line := lines.take()) is not None:
         wires, line = _guard(full_line)
         if line == "either":
-            steps.append((wires, _choice(lines)))
+            steps.append((wires, _choice(lines, 1)))
         elif line:
             steps.append((wires, _step(lines.number, line)))
     return tuple(steps)
 
 
-def _choice(lines: _Lines) -> Choice:
+def _choice(lines: _Lines, depth: int) -> Choice:
+    if depth > _DEEPEST:
+        raise TranscriptError(f"choices are nested deeper than {_DEEPEST}")
     start = lines.number
     branches: list[list[Expect | Choice]] = [[]]
     while (line := lines.take()) != "end":
@@ -429,7 +486,7 @@ def _choice(lines: _Lines) -> Choice:
         if line == "or":
             branches.append([])
         elif line == "either":
-            branches[-1].append(_choice(lines))
+            branches[-1].append(_choice(lines, depth + 1))
         elif line:
             step = _step(lines.number, line)
             if not isinstance(step, Expect):
@@ -447,14 +504,14 @@ def _guard(line: str) -> tuple[frozenset[str], str]:
 
 def _step(number: int, line: str) -> Step:
     mark, text = line[:1], line[2:]
-    if line[1:2] != " " or mark not in "><+~?*$":
+    if line[1:2] != " " or mark not in "><+~-?*$":
         raise TranscriptError(f"not a step: {line!r}")
     if mark == ">":
         return Send(number, _byte_parts(text))
     if mark == "$":
         action, _, value = text.partition(" ")
-        if not re.fullmatch(r"eof|exit (?:\d+|any)|signal [A-Z]+|wait \d+(\.\d+)?", text):
-            raise TranscriptError(f"not an action: {text!r}")
+        if not re.fullmatch(_ACTION, text):
+            raise TranscriptError(f"not an action: {text[:80]!r}")
         return Action(number, action, value)
-    often: Literal["<", "+", "~", "?", "*"] = mark  # type: ignore[assignment]
+    often: Literal["<", "+", "~", "-", "?", "*"] = mark  # type: ignore[assignment]
     return Expect(number, often, parse_pattern(text))

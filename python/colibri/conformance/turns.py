@@ -6,6 +6,7 @@ from typing import Any
 
 from colibri.conformance.tracks import Command, Tracks
 from colibri.conformance.verdict import Judge
+from colibri.decimals import decimal
 
 # Alternatives of each token where the environment asks for them and the request says nothing.
 DEFAULT_TOPK = 5
@@ -50,9 +51,11 @@ class Turns:
         """Takes what CAPS tells."""
         self._ctx, self._vocab = ctx, vocab
 
-    def hits_came(self) -> None:
+    def hits_came(self, *, in_block: bool) -> None:
         """A HITS record came."""
         for turn in self._turns.values():
+            if turn.data_without_hits and not in_block:
+                self._judge.check("hits-cadence", True)
             turn.data_without_hits = 0
 
     def record(self, kind: str, fields: dict[str, Any], raw: bytes) -> None:
@@ -85,7 +88,7 @@ class Turns:
         self.close_data(raw)
         code, detail = fields["code"], fields["detail"]
         if code == "CONTEXT_EXCEEDED":
-            numbers = [int(word) for word in detail if word.isascii() and word.isdigit()]
+            numbers = [number for word in detail if (number := decimal(word)) is not None]
             kept = len(numbers) >= 2 and numbers[0] > numbers[1]
             if kept and self._ctx is not None:
                 kept = numbers[1] == self._ctx - 1
@@ -170,7 +173,8 @@ class Turns:
             self._default_topk = DEFAULT_TOPK
             wanted = self._wanted_topk(turn)
         kept = bool(wanted & {None, len(tokens)})
-        check("topk-values", kept, f"{len(tokens)} tokens, wanted {wanted}", raw)
+        counts = " or ".join(str(count) for count in wanted)
+        check("topk-values", kept, f"{len(tokens)} tokens, wanted {counts}", raw)
         logprobs = [logprob for logprob, _ in tokens]
         falling = sorted(logprobs, reverse=True)
         kept = logprobs == falling and all(logprob <= 0 for logprob in logprobs)

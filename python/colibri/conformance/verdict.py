@@ -79,7 +79,7 @@ RULES: tuple[Rule, ...] = (
 
 
 class Judge:
-    """Collects findings, and how often each rule was checked."""
+    """Collects what broke a rule, the first of each, and how often each rule was checked."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
@@ -88,6 +88,11 @@ class Judge:
     def check(self, rule: str, kept: bool, detail: str = "", seen: bytes = b"") -> bool:
         """Notes one check of a rule; returns whether it was kept."""
         self.exercised[rule] += 1
-        if not kept:
+        if not kept and all(finding.rule != rule for finding in self.findings):
             self.findings.append(Finding(rule, detail, seen[:SEEN_BYTES]))
         return kept
+
+    def take(self) -> list[Finding]:
+        """The findings so far; the next of each rule is noted again."""
+        findings, self.findings = self.findings, []
+        return findings

@@ -106,7 +106,10 @@ impl Emitter {
     pub fn error(&mut self, id: u64, error: &Error) {
         self.prefills.remove(&id);
         let detail = match error {
-            Error::ContextExceeded { tokens, limit } => vec![tokens.to_string(), limit.to_string()],
+            Error::ContextExceeded { tokens, counted, limit } => {
+                let exact = if *counted { "" } else { "least" };
+                vec![tokens.to_string(), limit.to_string(), exact.into()]
+            }
             Error::SlotBusy(_)
             | Error::DuplicateId(_)
             | Error::EmptyPrompt

@@ -196,7 +196,7 @@ fn whole_pass(
     let runner = &mut engine.runner;
     let vocab = runner.model.decoder.vocab();
     if ids.len() > runner.ctx {
-        return Err(Error::ContextExceeded { tokens: ids.len(), limit: runner.ctx });
+        return Err(Error::ContextExceeded { tokens: ids.len(), counted: true, limit: runner.ctx });
     }
     if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab) {
         return Err(Error::BadRequest(format!("token {id} is outside the vocabulary of {vocab}")));

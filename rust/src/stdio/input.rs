@@ -5,6 +5,7 @@ use std::io::{ErrorKind, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -29,6 +30,18 @@ pub trait Parser {
     fn next(&mut self) -> Option<Self::Item>;
 }
 
+/// A second SIGINT within this time may mean SIGTERM.
+const DOUBLE_INTERRUPT: Duration = Duration::from_secs(2);
+
+/// What SIGINT means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interrupts {
+    /// Each is one [`Signal::Interrupt`].
+    Single,
+    /// The second of two in short order is a [`Signal::Terminate`].
+    EndWhenDoubled,
+}
+
 /// What the user or the system asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
@@ -47,6 +60,12 @@ enum Message<M> {
 
 /// Where other threads put what the session has to take up.
 pub struct Mailbox<M>(SyncSender<Message<M>>);
+
+impl<M> Clone for Mailbox<M> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
 
 impl<M> Mailbox<M> {
     /// Delivers a message; false once the session is over.
@@ -89,17 +108,23 @@ impl<P: Parser, M: Send + 'static> Input<P, M> {
     ///
     /// # Errors
     /// [`Error::Io`] if the system refuses signal handlers.
-    pub fn catch_signals(&self) -> Result<()> {
+    pub fn catch_signals(&self, interrupts: Interrupts) -> Result<()> {
         let mut signals =
             Signals::new([SIGINT, SIGTERM]).map_err(|e| Error::io("signal handlers", e))?;
         let sender = self.sender.clone();
         let terminating = Arc::clone(&self.terminating);
         std::thread::spawn(move || {
+            let mut interrupted_at: Option<Instant> = None;
             for signal in &mut signals {
-                if signal == SIGTERM {
+                let again = interrupts == Interrupts::EndWhenDoubled
+                    && interrupted_at.is_some_and(|at| at.elapsed() < DOUBLE_INTERRUPT);
+                interrupted_at = Some(Instant::now());
+                let signal = if signal == SIGTERM || again {
                     terminating.store(true, Ordering::Relaxed);
-                }
-                let signal = if signal == SIGINT { Signal::Interrupt } else { Signal::Terminate };
+                    Signal::Terminate
+                } else {
+                    Signal::Interrupt
+                };
                 if sender.send(Message::Signal(signal)).is_err() {
                     return;
                 }
@@ -113,7 +138,7 @@ impl<P: Parser, M: Send + 'static> Input<P, M> {
         Mailbox(self.sender.clone())
     }
 
-    /// Set once SIGTERM arrived, even while the session is not listening.
+    /// Set once the process has to end, even while the session is not listening.
     pub fn terminating(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.terminating)
     }

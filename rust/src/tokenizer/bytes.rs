@@ -114,6 +114,7 @@ pub struct TokenBytes {
     starts: Vec<u32>,
     /// Ascending.
     added: Vec<u32>,
+    longest: usize,
 }
 
 impl TokenBytes {
@@ -142,8 +143,15 @@ impl TokenBytes {
                 }
             }
         }
-        let mut table = Self { bytes: Vec::new(), starts: vec![0], added: Vec::new() };
+        let mut table = Self { bytes: Vec::new(), starts: vec![0], added: Vec::new(), longest: 0 };
         for (id, token) in (0_u32..).zip(tokens) {
+            // What is matched is the spelling, save that a byte-level one spells bytes.
+            if let Some((token, _)) = token
+                && style != TokenStyle::ByteLevel
+            {
+                table.longest = table.longest.max(token.len());
+            }
+            let start = table.bytes.len();
             match token {
                 Some((token, true)) => {
                     table.bytes.extend_from_slice(token.as_bytes());
@@ -152,6 +160,7 @@ impl TokenBytes {
                 Some((token, false)) => table.bytes.extend(style.bytes_of(token, &alphabet)),
                 None => {}
             }
+            table.longest = table.longest.max(table.bytes.len() - start);
             table.starts.push(table.bytes.len() as u32);
         }
         Ok(table)
@@ -164,6 +173,11 @@ impl TokenBytes {
             (Some(from), Some(to)) => &self.bytes[*from as usize..*to as usize],
             _ => &[],
         }
+    }
+
+    /// Bytes of text that the longest token matches.
+    pub fn longest(&self) -> usize {
+        self.longest
     }
 
     /// One more than the largest id.

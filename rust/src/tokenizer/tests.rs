@@ -177,6 +177,65 @@ fn a_file_over_the_limit_is_refused() {
 }
 
 #[test]
+fn no_text_has_fewer_tokens_than_its_length_tells() {
+    for (tokenizer, cases) in fixtures() {
+        assert!(tokenizer.least_tokens(1 << 20) > 1000);
+        for case in cases.as_array().unwrap() {
+            let text = case["text"].as_str().unwrap();
+            let tokens = case["ids"].as_array().unwrap().len();
+            assert!(tokenizer.least_tokens(text.len()) <= tokens, "{text:?}");
+        }
+    }
+    // Three bytes in the text, one in the token.
+    let spaces = "\u{2581}".repeat(64);
+    let mixtral = Tokenizer::load(data("tokenizers/mixtral/tokenizer.json")).unwrap();
+    let ids = mixtral.encode(&spaces, false).unwrap();
+    assert!(mixtral.least_tokens(spaces.len()) <= ids.len());
+
+    let composed = load_changed(|file| file["normalizer"] = json!({"type": "NFC"})).unwrap();
+    let bytes = 3 << 20;
+    assert_eq!(composed.least_tokens(bytes), glm("glm4_moe").least_tokens(bytes / 3));
+}
+
+#[test]
+fn what_may_drop_text_is_told() {
+    let changes: [(&str, fn(&mut Value)); 9] = [
+        ("strip", |file| {
+            file["normalizer"] = json!({"type": "Strip", "strip_left": true, "strip_right": true});
+        }),
+        ("unknown form", |file| file["normalizer"] = json!({"type": "NFKD"})),
+        ("replace", |file| {
+            file["normalizer"] =
+                json!({"type": "Replace", "pattern": {"String": "ab"}, "content": "a"});
+        }),
+        ("regex", |file| {
+            file["normalizer"] =
+                json!({"type": "Replace", "pattern": {"Regex": "a+"}, "content": "aaaa"});
+        }),
+        ("nested", |file| {
+            file["normalizer"] = json!({"type": "Sequence", "normalizers": [
+                {"type": "NFC"}, {"type": "Sequence", "normalizers": [{"type": "StripAccents"}]}]});
+        }),
+        ("removed", |file| {
+            file["pre_tokenizer"]["pretokenizers"][0]["behavior"] = json!("Removed");
+        }),
+        ("whitespace", |file| {
+            file["pre_tokenizer"]["pretokenizers"][0] = json!({"type": "Whitespace"});
+        }),
+        ("space beside added tokens", |file| file["added_tokens"][0]["lstrip"] = json!(true)),
+        ("a byte without token", |file| {
+            file["model"]["merges"] = json!([]);
+            let vocab = file["model"]["vocab"].as_object_mut().unwrap();
+            let id = vocab.shift_remove("!").unwrap();
+            vocab.insert("a token that is no byte".to_owned(), id);
+        }),
+    ];
+    for (name, change) in changes {
+        assert_eq!(load_changed(change).unwrap().least_tokens(1 << 20), 0, "{name}");
+    }
+}
+
+#[test]
 fn files_that_blow_text_up_are_refused() {
     let replace = |pattern: Value, content: &str| json!({"type": "Replace", "pattern": pattern, "content": content});
     let doubling = replace(json!({"String": "a"}), "aa");
