@@ -137,9 +137,10 @@ def test_what_is_spoken(tmp_path: Path, args: list[str], env: dict[str, str], th
         (["--legacy", "--mux", str(MODEL)], {}, "cannot be used with"),
         (["--model", str(MODEL), str(MODEL)], {}, "given twice"),
         (["--legacy"], {"COLI_MODEL": ""}, "no model folder"),
-        ([str(MODEL)], {"NGEN": "0"}, "--ngen"),
-        ([str(MODEL)], {"COLI_TEMP": "3"}, "--temperature"),
-        ([str(MODEL)], {"NUCLEUS": "0"}, "--top-p"),
+        (["--legacy", str(MODEL)], {"NGEN": "0"}, "NGEN (--ngen)"),
+        (["--legacy", str(MODEL)], {"COLI_TEMP": "3"}, "COLI_TEMP (--temperature)"),
+        (["--legacy", str(MODEL)], {"NUCLEUS": "0"}, "NUCLEUS (--top-p)"),
+        ([str(MODEL)], {"KV_SLOTS": "x"}, "environment variable KV_SLOTS"),
     ],
 )
 def test_command_lines_that_cannot_be_used(
@@ -151,6 +152,15 @@ def test_command_lines_that_cannot_be_used(
     assert (done.returncode, done.stdout) == (2, b"")
     assert done.stderr.startswith(b"error: ")
     assert words in done.stderr.decode()
+
+
+def test_settings_of_legacy_do_not_stop_mux() -> None:
+    env = {"SEED": "today", "NGEN": "", "COLI_TEMP": "hot", "NUCLEUS": "-"}
+    done = subprocess.run(
+        [*find_engine(), "--mux", str(MODEL)], input=b"", capture_output=True, env=env, timeout=60
+    )
+    assert done.returncode == 0
+    assert done.stdout.startswith(b"\x01\x01READY\x01\x01\n")
 
 
 def test_a_model_by_position_goes_before_the_environment(tmp_path: Path) -> None:
