@@ -37,8 +37,6 @@ READ_BYTES = 1 << 16
 # More slots than a server uses.
 ANY_SLOT = 1 << 16
 ROWS, COLS = 2, 8
-# No map is larger; a transcript may claim anything.
-MAX_CELLS = 1 << 24
 READY = b"\x01\x01READY\x01\x01"
 # A valid record of each kind, for the words that a transcript leaves open.
 EXAMPLES = {
