@@ -298,7 +298,7 @@ def _convert_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--dense",
-        choices=("int8", "bf16", "keep"),
+        choices=("int4", "int8", "bf16", "keep"),
         default="int8",
         help="other matrices of the layers; keep leaves them as they are (default: int8)",
     )

@@ -81,7 +81,7 @@ impl Team {
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -123,6 +123,27 @@ mod tests {
             }
         }
         assert_eq!(done.into_inner(), (0..20_000).map(|job| job % 7).sum::<usize>());
+    }
+
+    /// A job that is over before the worker it woke has run must not leave that worker asleep.
+    #[test]
+    fn a_worker_that_came_too_late_comes_to_the_next_job() {
+        let team = Team::new(2);
+        for round in 0..50 {
+            // Long enough for the worker to fall asleep.
+            std::thread::sleep(Duration::from_micros(300));
+            team.run(2, usize::MAX, &|_| {});
+            std::thread::sleep(Duration::from_micros(300));
+            let both = AtomicUsize::new(0);
+            let deadline = Instant::now() + Duration::from_secs(20);
+            team.run(2, usize::MAX, &|_| {
+                both.fetch_add(1, Ordering::SeqCst);
+                while both.load(Ordering::SeqCst) < 2 && Instant::now() < deadline {
+                    std::thread::yield_now();
+                }
+            });
+            assert!(Instant::now() < deadline, "round {round}: nobody came to help");
+        }
     }
 
     #[test]

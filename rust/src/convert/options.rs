@@ -69,7 +69,7 @@ impl Options {
         }
         Ok(Self {
             experts: Target::parse("--experts", experts, &[int4, int8])?,
-            dense: Target::parse("--dense", dense, &[int8, bf16, keep])?,
+            dense: Target::parse("--dense", dense, &[int4, int8, bf16, keep])?,
             head: Target::parse("--head", head, &[int8, bf16])?,
             mtp: Target::parse("--mtp", mtp, &[int8, keep])?,
             group,

@@ -178,9 +178,12 @@ fn worker(shared: &Shared, index: usize) {
             (state.is_open() && state.number() != last) || shared.ending.load(Ordering::SeqCst)
         };
         if !spin_until(fresh) {
+            // Said anew before every sleep: whoever wakes this thread takes the word back, and the
+            // job may be over before it has run.
             shared.sleeping[index].store(true, Ordering::SeqCst);
             while !fresh() {
                 std::thread::park();
+                shared.sleeping[index].store(true, Ordering::SeqCst);
             }
             shared.sleeping[index].store(false, Ordering::SeqCst);
         }
