@@ -72,6 +72,8 @@ pub struct ExpertStore {
     residency: Residency,
     heat: Heat,
     bytes_read: u64,
+    /// Bytes of the largest expert once loaded.
+    largest_bytes: u64,
 }
 
 impl ExpertStore {
@@ -108,6 +110,7 @@ impl ExpertStore {
             heat: Heat::new(sources.len()),
             sources,
             bytes_read: 0,
+            largest_bytes: largest,
         })
     }
 

@@ -41,34 +41,73 @@ impl Kernels {
     /// # Panics
     /// If `x` is not a whole number of rows.
     pub fn matmul(&self, team: &Team, w: &Matrix, x: &[f32]) -> Vec<f32> {
-        assert_eq!(x.len() % w.n_in, 0, "inputs of {} elements", w.n_in);
-        let n_rows = x.len() / w.n_in;
+        let inputs = self.inputs(w, x);
+        let work = x.len() * w.n_out;
+        self.by_tiles(team, w, inputs.n_rows, work, |first, out| {
+            self.product(w, first, &inputs, out);
+        })
+    }
+
+    /// `silu(gate x[r]) * (up x[r])` for each row, as by [`Self::matmul`] and [`Self::silu_mul`].
+    ///
+    /// # Panics
+    /// If `x` is not a whole number of rows, or the matrices differ in shape.
+    pub fn gated(&self, team: &Team, gate: &Matrix, up: &Matrix, x: &[f32]) -> Vec<f32> {
+        assert_eq!((gate.n_out, gate.n_in), (up.n_out, up.n_in), "gate and up have one shape");
+        let gate_inputs = self.inputs(gate, x);
+        let other_group = gate.group() != up.group();
+        let up_inputs = if other_group { &self.inputs(up, x) } else { &gate_inputs };
+        let work = 2 * x.len() * gate.n_out;
+        self.by_tiles(team, gate, gate_inputs.n_rows, work, |first, out| {
+            let mut ups = vec![[0.0; TILE]; out.len()];
+            self.product(up, first, up_inputs, &mut ups);
+            self.product(gate, first, &gate_inputs, out);
+            self.silu_mul(out.as_flattened_mut(), ups.as_flattened());
+        })
+    }
+
+    /// Has `f(first tile, [tiles][rows][16])` fill all tiles of a result with the rows of `w`;
+    /// returns it as `[rows][n_out]`.
+    fn by_tiles(
+        &self,
+        team: &Team,
+        w: &Matrix,
+        n_rows: usize,
+        work: usize,
+        f: impl Fn(usize, &mut [Lanes]) + Sync,
+    ) -> Vec<f32> {
         if n_rows == 0 {
             return Vec::new();
         }
         // Tile-major first: a thread owns whole tiles, and no two threads write into one row.
         let mut tiles = vec![[0.0f32; TILE]; w.n_tiles() * n_rows];
         let tiles_per_chunk = w.n_tiles().div_ceil(team.n_threads() * 4).next_multiple_of(4);
-        let work = n_rows * w.n_in * w.n_out;
-        let for_each_chunk = |tiles: &mut [Lanes], f: &(dyn Fn(usize, &mut [Lanes]) + Sync)| {
-            team.for_each_chunk(tiles, tiles_per_chunk * n_rows, work, |i, out| {
-                f(i * tiles_per_chunk, out);
-            });
-        };
-        if let Elements::Int(int) = &w.elements {
-            let inputs = self.quantize(x, w.n_in, int.group);
-            for_each_chunk(&mut tiles, &|first, out| {
-                self.table.int_matmul(int, first, inputs.rows(), n_rows, out);
-            });
-        } else {
-            let rows = Rows { n_in: w.n_in, x };
-            for_each_chunk(&mut tiles, &|first, out| {
-                self.table.matmul(&w.elements, first, rows, n_rows, out);
-            });
-        }
+        team.for_each_chunk(&mut tiles, tiles_per_chunk * n_rows, work, |i, out| {
+            f(i * tiles_per_chunk, out);
+        });
         let mut y = vec![0.0; n_rows * w.n_out];
         scatter(&tiles, n_rows, w.n_out, &mut y);
         y
+    }
+
+    /// The rows `x` as products with `w` take them.
+    fn inputs<'a>(&self, w: &Matrix, x: &'a [f32]) -> Inputs<'a> {
+        assert_eq!(x.len() % w.n_in, 0, "inputs of {} elements", w.n_in);
+        Inputs {
+            n_rows: x.len() / w.n_in,
+            rows: Rows { n_in: w.n_in, x },
+            quantized: w.group().map(|group| self.quantize(x, w.n_in, group)),
+        }
+    }
+
+    /// Products with the tiles from `first`, into `out` `[tiles][rows][16]`.
+    fn product(&self, w: &Matrix, first: usize, inputs: &Inputs, out: &mut [Lanes]) {
+        match (&w.elements, &inputs.quantized) {
+            (Elements::Int(w), Some(quantized)) => {
+                self.table.int_matmul(w, first, quantized.rows(), inputs.n_rows, out);
+            }
+            (elements, _) => self.table.matmul(elements, first, inputs.rows, inputs.n_rows, out),
+        }
     }
 
     fn quantize(&self, x: &[f32], n_in: usize, group: usize) -> Quantized {
@@ -100,6 +139,11 @@ impl Kernels {
         self.table.silu_mul(gate, up);
     }
 
+    /// `y += weight * x`, fused.
+    pub fn add_scaled(&self, y: &mut [f32], weight: f32, x: &[f32]) {
+        self.table.add_scaled(y, weight, x);
+    }
+
     /// `x = e^((x - max) / temperature)`.
     pub fn softmax_weights(&self, x: &mut [f32], max: f32, temperature: f32) {
         self.table.softmax_weights(x, max, temperature);
@@ -119,6 +163,14 @@ impl Kernels {
     ) {
         self.table.attend_block(q, scale, keys, values, n, state, acc);
     }
+}
+
+/// Input rows of a product.
+struct Inputs<'a> {
+    n_rows: usize,
+    rows: Rows<'a>,
+    /// The same for integer weights.
+    quantized: Option<Quantized>,
 }
 
 /// Quantised inputs; see [`IntRows`].

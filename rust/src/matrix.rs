@@ -17,6 +17,11 @@ pub const LINE: usize = 64;
 #[repr(C, align(64))]
 pub struct Line(pub [[u8; 4]; TILE]);
 
+impl Line {
+    /// All bytes zero.
+    pub const ZERO: Self = Self([[0; 4]; TILE]);
+}
+
 /// Elements of a matrix, tile by tile; the last tile is padded with zero rows.
 #[derive(Clone, Debug)]
 pub enum Elements {
@@ -98,10 +103,11 @@ impl Scales {
         }
     }
 
-    fn bytes(&self) -> usize {
+    /// As they lie in memory.
+    pub fn as_bytes(&self) -> &[u8] {
         match self {
-            Self::F32(s) => size_of_val(&s[..]),
-            Self::F16(s) | Self::Bf16(s) => size_of_val(&s[..]),
+            Self::F32(s) => bytemuck::cast_slice(s),
+            Self::F16(s) | Self::Bf16(s) => bytemuck::cast_slice(s),
         }
     }
 }
@@ -202,7 +208,15 @@ impl Matrix {
         match &self.elements {
             Elements::F32(w) => size_of_val(&w[..]),
             Elements::F16(w) | Elements::Bf16(w) => size_of_val(&w[..]),
-            Elements::Int(w) => size_of_val(&w.lines[..]) + w.scales.bytes(),
+            Elements::Int(w) => size_of_val(&w.lines[..]) + w.scales.as_bytes().len(),
+        }
+    }
+
+    /// Inputs that share a scale, of an integer format.
+    pub fn group(&self) -> Option<usize> {
+        match &self.elements {
+            Elements::Int(w) => Some(w.group),
+            _ => None,
         }
     }
 

@@ -81,9 +81,7 @@ impl ExpertStore {
             sums.chunks_exact_mut(hidden).zip(routed).zip(finished.chunks_exact(top_k * hidden))
         {
             for (&weight, y) in choice.weights.iter().zip(rows.chunks_exact(hidden)) {
-                for (sum, &y) in sum.iter_mut().zip(y) {
-                    *sum = weight.mul_add(y, *sum);
-                }
+                kernels.add_scaled(sum, weight, y);
             }
         }
         Ok(sums)
@@ -91,8 +89,7 @@ impl ExpertStore {
 
     /// Experts that may be held at once without leaving the budget far behind.
     fn wave_len(&self) -> usize {
-        let largest = self.sources.iter().map(super::ExpertSource::ram_bytes).max().unwrap_or(1);
-        (self.budget_bytes() / largest.max(1)).clamp(1, WAVE as u64) as usize
+        (self.budget_bytes() / self.largest_bytes.max(1)).clamp(1, WAVE as u64) as usize
     }
 
     /// Brings a wave's experts into RAM: those already there at once, the others read in parallel.
@@ -150,9 +147,7 @@ impl Task {
         for &(row, _) in &self.selections {
             input.extend_from_slice(&x[row * hidden..(row + 1) * hidden]);
         }
-        let mut gate = kernels.matmul(&solo, &self.expert.gate, &input);
-        let up = kernels.matmul(&solo, &self.expert.up, &input);
-        kernels.silu_mul(&mut gate, &up);
-        kernels.matmul(&solo, &self.expert.down, &gate)
+        let Expert { gate, up, down } = &*self.expert;
+        kernels.matmul(&solo, down, &kernels.gated(&solo, gate, up, &input))
     }
 }

@@ -166,6 +166,14 @@ pub fn silu_mul(gate: &mut [f32], up: &[f32]) {
     }
 }
 
+/// `y += weight * x`, fused.
+#[inline(always)]
+pub fn add_scaled(y: &mut [f32], weight: f32, x: &[f32]) {
+    for (y, &x) in y.iter_mut().zip(x) {
+        *y = weight.mul_add(x, *y);
+    }
+}
+
 /// `x = e^((x - max) / temperature)`.
 #[inline(always)]
 pub fn softmax_weights(x: &mut [f32], max: f32, temperature: f32) {

@@ -4,6 +4,8 @@
 //! instruction set defines. Those work on the 16 rows of a tile side by side, so that nothing is
 //! ever summed across lanes. No function here is unsafe: vectors are loaded and stored by casts.
 
+use bytemuck::Pod;
+
 use crate::matrix::TILE;
 
 mod portable;
@@ -27,16 +29,21 @@ pub struct IntRows<'a> {
     pub groups: usize,
 }
 
+/// Lines that are added up before anything else happens; their addresses are checked together.
+const PART: usize = 4;
+
 /// Defines `matmul` over the operations of the module it is used in:
 ///
 /// - `splat(i32)` gives 16 sums; `begin(sums)` gives room for products of nibbles, which `end(sums,
-///   part)` adds after at most `PART_LINES` lines;
+///   part)` adds after at most `PART` lines;
 /// - `bytes(&Line)`, `low(bytes)`, `high(bytes)`;
 /// - `dot4(part, nibbles, word)` and `dot8(sums, bytes, word)` add the products with 4 inputs; `dot8`
 ///   takes each weight for `BIAS8` more than it is;
-/// - `scales(&Scales, group of a tile)`, and `finish(sums, scales, x scale, acc)`, which is
-///   `acc = fma(f32(sums), scales * x scale, acc)`;
-/// - `TILES`, `ROWS`: how many stay in registers where there are many rows.
+/// - `scales::<SCALE>(bytes of all scales, group of a tile)`, and `finish(sums, scales, x scale,
+///   acc)`, which is `acc = fma(f32(sums), scales * x scale, acc)`;
+/// - `fetch_ahead(lines, at)` may have the cache read what a single row will soon need;
+/// - `SOLO_TILES`: how many tiles in flight hide the latencies where there is one row; `TILES`,
+///   `ROWS`: how many stay in registers where there are many.
 macro_rules! int_matmul {
     ($($feature:literal)?) => {
         /// The product of `n_rows` inputs with the tiles from `first`, into `out`
@@ -49,15 +56,19 @@ macro_rules! int_matmul {
             n_rows: usize,
             out: &mut [Lanes],
         ) {
-            out.fill([0.0; TILE]);
-            match w.bits {
-                Bits::Four => all_blocks::<true>(w, first, x, n_rows, out),
-                Bits::Eight => all_blocks::<false>(w, first, x, n_rows, out),
+            match (w.bits, &w.scales) {
+                (Bits::Four, Scales::F32(_)) => all_blocks::<2, F32>(w, first, x, n_rows, out),
+                (Bits::Four, Scales::F16(_)) => all_blocks::<2, F16>(w, first, x, n_rows, out),
+                (Bits::Four, Scales::Bf16(_)) => all_blocks::<2, BF16>(w, first, x, n_rows, out),
+                (Bits::Eight, Scales::F32(_)) => all_blocks::<1, F32>(w, first, x, n_rows, out),
+                (Bits::Eight, Scales::F16(_)) => all_blocks::<1, F16>(w, first, x, n_rows, out),
+                (Bits::Eight, Scales::Bf16(_)) => all_blocks::<1, BF16>(w, first, x, n_rows, out),
             }
         }
 
+        /// `WORDS` of inputs go with a line.
         $(#[target_feature(enable = $feature)])?
-        fn all_blocks<const NIBBLES: bool>(
+        fn all_blocks<const WORDS: usize, const SCALE: u8>(
             w: &IntTiles,
             first: usize,
             x: IntRows<'_>,
@@ -66,8 +77,7 @@ macro_rules! int_matmul {
         ) {
             let n_tiles = out.len() / n_rows;
             let mut tile = 0;
-            // One row: several tiles in flight hide the latency of each chain.
-            let tiles_at_once = if n_rows == 1 { 4 } else { TILES };
+            let tiles_at_once = if n_rows == 1 { SOLO_TILES } else { TILES };
             while tile < n_tiles {
                 let whole = tile + tiles_at_once <= n_tiles;
                 let out = &mut out[tile * n_rows..];
@@ -76,13 +86,15 @@ macro_rules! int_matmul {
                     let left = n_rows - row;
                     let at = (first + tile, row, n_rows);
                     row += match (whole, left) {
-                        (true, _) if n_rows == 1 => block::<NIBBLES, 4, 1>(w, x, at, out),
-                        (true, n) if n >= ROWS => block::<NIBBLES, TILES, ROWS>(w, x, at, out),
-                        (true, n) if n >= 4 => block::<NIBBLES, TILES, 4>(w, x, at, out),
-                        (true, n) if n >= 2 => block::<NIBBLES, TILES, 2>(w, x, at, out),
-                        (true, _) => block::<NIBBLES, TILES, 1>(w, x, at, out),
-                        (false, n) if n >= 4 => block::<NIBBLES, 1, 4>(w, x, at, out),
-                        (false, _) => block::<NIBBLES, 1, 1>(w, x, at, out),
+                        (true, _) if n_rows == 1 => {
+                            block::<WORDS, SCALE, SOLO_TILES, 1>(w, x, at, out)
+                        }
+                        (true, n) if n >= ROWS => block::<WORDS, SCALE, TILES, ROWS>(w, x, at, out),
+                        (true, n) if n >= 4 => block::<WORDS, SCALE, TILES, 4>(w, x, at, out),
+                        (true, n) if n >= 2 => block::<WORDS, SCALE, TILES, 2>(w, x, at, out),
+                        (true, _) => block::<WORDS, SCALE, TILES, 1>(w, x, at, out),
+                        (false, n) if n >= 4 => block::<WORDS, SCALE, 1, 4>(w, x, at, out),
+                        (false, _) => block::<WORDS, SCALE, 1, 1>(w, x, at, out),
                     };
                 }
                 tile += if whole { tiles_at_once } else { 1 };
@@ -91,7 +103,7 @@ macro_rules! int_matmul {
 
         /// `T` tiles from `at.0` for `R` rows from `at.1`; returns `R`.
         $(#[target_feature(enable = $feature)])?
-        fn block<const NIBBLES: bool, const T: usize, const R: usize>(
+        fn block<const WORDS: usize, const SCALE: u8, const T: usize, const R: usize>(
             w: &IntTiles,
             x: IntRows<'_>,
             at: (usize, usize, usize),
@@ -99,15 +111,11 @@ macro_rules! int_matmul {
         ) -> usize {
             let (tile, row, n_rows) = at;
             let n_lines = w.lines_per_group();
-            let words = w.padded_group() / 4;
+            let words = x.words.as_chunks::<WORDS>().0;
+            let scale_bytes = w.scales.as_bytes();
+            let bias = if WORDS == 2 { 8 } else { BIAS8 };
+            let mut acc = [[[0.0; TILE]; R]; T];
             for g in 0..x.groups {
-                let lines: [&[Line]; T] = std::array::from_fn(|t| {
-                    &w.lines[((tile + t) * x.groups + g) * n_lines..][..n_lines]
-                });
-                let inputs: [&[i32]; R] = std::array::from_fn(|r| {
-                    &x.words[((row + r) * x.groups + g) * words..][..words]
-                });
-                let bias = if NIBBLES { 8 } else { BIAS8 };
                 let mut sums = [[splat(0); R]; T];
                 for r in 0..R {
                     let start = splat(x.sums[(row + r) * x.groups + g].wrapping_mul(-bias));
@@ -115,48 +123,76 @@ macro_rules! int_matmul {
                         sums[t][r] = start;
                     }
                 }
-                if NIBBLES {
-                    let mut line = 0;
-                    while line < n_lines {
-                        let line_end = n_lines.min(line.saturating_add(PART_LINES));
-                        let mut parts = sums;
-                        for part in parts.as_flattened_mut() {
-                            *part = begin(*part);
+                // Adds the products of `$n` lines from `line`.
+                macro_rules! add_lines {
+                    ($n:expr, $line:expr) => {
+                        let mut inputs = [&[[0; WORDS]; $n]; R];
+                        for r in 0..R {
+                            let from = ((row + r) * x.groups + g) * n_lines + $line;
+                            inputs[r] = words[from..].first_chunk().expect("words for each line");
                         }
-                        for i in line..line_end {
+                        let mut lines = [&[Line::ZERO; $n]; T];
+                        for t in 0..T {
+                            let from = ((tile + t) * x.groups + g) * n_lines + $line;
+                            lines[t] = w.lines[from..].first_chunk().expect("a group's lines");
+                            if R == 1 {
+                                for i in 0..$n {
+                                    fetch_ahead(&w.lines, from + i);
+                                }
+                            }
+                        }
+                        let mut parts = sums;
+                        if WORDS == 2 {
+                            for t in 0..T {
+                                for r in 0..R {
+                                    parts[t][r] = begin(sums[t][r]);
+                                }
+                            }
+                        }
+                        for i in 0..$n {
                             for t in 0..T {
                                 let w = bytes(&lines[t][i]);
-                                let (low, high) = (low(w), high(w));
-                                for r in 0..R {
-                                    let part = dot4(parts[t][r], low, inputs[r][2 * i]);
-                                    parts[t][r] = dot4(part, high, inputs[r][2 * i + 1]);
+                                if WORDS == 2 {
+                                    let (low, high) = (low(w), high(w));
+                                    for r in 0..R {
+                                        let part = dot4(parts[t][r], low, inputs[r][i][0]);
+                                        parts[t][r] = dot4(part, high, inputs[r][i][WORDS - 1]);
+                                    }
+                                } else {
+                                    for r in 0..R {
+                                        parts[t][r] = dot8(parts[t][r], w, inputs[r][i][0]);
+                                    }
                                 }
                             }
                         }
                         for t in 0..T {
                             for r in 0..R {
-                                sums[t][r] = end(sums[t][r], parts[t][r]);
+                                sums[t][r] = if WORDS == 2 {
+                                    end(sums[t][r], parts[t][r])
+                                } else {
+                                    parts[t][r]
+                                };
                             }
                         }
-                        line = line_end;
-                    }
-                } else {
-                    for i in 0..n_lines {
-                        for t in 0..T {
-                            let w = bytes(&lines[t][i]);
-                            for r in 0..R {
-                                sums[t][r] = dot8(sums[t][r], w, inputs[r][i]);
-                            }
-                        }
-                    }
+                    };
+                }
+                let whole = n_lines / PART * PART;
+                for line in (0..whole).step_by(PART) {
+                    add_lines!(PART, line);
+                }
+                for line in whole..n_lines {
+                    add_lines!(1, line);
                 }
                 for t in 0..T {
-                    let w_scales = scales(&w.scales, (tile + t) * x.groups + g);
+                    let w_scales = scales::<SCALE>(scale_bytes, (tile + t) * x.groups + g);
                     for r in 0..R {
                         let x_scale = x.scales[(row + r) * x.groups + g];
-                        finish(sums[t][r], w_scales, x_scale, &mut out[t * n_rows + row + r]);
+                        finish(sums[t][r], w_scales, x_scale, &mut acc[t][r]);
                     }
                 }
+            }
+            for t in 0..T {
+                out[t * n_rows + row..][..R].copy_from_slice(&acc[t]);
             }
             R
         }
@@ -164,8 +200,14 @@ macro_rules! int_matmul {
 }
 use int_matmul;
 
+/// The kinds of [`Scales`], for code that is compiled for each.
+const F32: u8 = 0;
+const F16: u8 = 1;
+const BF16: u8 = 2;
+
 /// The 16 scales of one group of a tile.
 #[inline(always)]
-fn scale_lanes<T: Copy>(scales: &[T], group: usize) -> [T; TILE] {
-    scales[group * TILE..][..TILE].try_into().expect("a slice of 16 scales")
+fn scale_lanes<T: Pod>(scales: &[u8], group: usize) -> [T; TILE] {
+    let bytes = size_of::<[T; TILE]>();
+    bytemuck::pod_read_unaligned(&scales[group * bytes..][..bytes])
 }

@@ -12,6 +12,7 @@ pub struct Table {
     quantize_group: unsafe fn(&[f32], &mut [i8]) -> f32,
     rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
     silu_mul: unsafe fn(&mut [f32], &[f32]),
+    add_scaled: unsafe fn(&mut [f32], f32, &[f32]),
     softmax_weights: unsafe fn(&mut [f32], f32, f32),
     attend_block: unsafe fn(&[f32], f32, &[f32], &[f32], usize, &mut Softmax, &mut [f32]),
 }
@@ -41,6 +42,7 @@ macro_rules! level {
                 quantize_group,
                 rms_norm,
                 silu_mul,
+                add_scaled,
                 softmax_weights,
                 attend_block,
             };
@@ -63,6 +65,11 @@ macro_rules! level {
             $(#[target_feature(enable = $feature)])*
             fn silu_mul(gate: &mut [f32], up: &[f32]) {
                 generic::silu_mul(gate, up);
+            }
+
+            $(#[target_feature(enable = $feature)])*
+            fn add_scaled(y: &mut [f32], weight: f32, x: &[f32]) {
+                generic::add_scaled(y, weight, x);
             }
 
             $(#[target_feature(enable = $feature)])*
@@ -144,6 +151,11 @@ impl Table {
     pub fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {
         // SAFETY: as above.
         unsafe { (self.silu_mul)(gate, up) }
+    }
+
+    pub fn add_scaled(&self, y: &mut [f32], weight: f32, x: &[f32]) {
+        // SAFETY: as above.
+        unsafe { (self.add_scaled)(y, weight, x) }
     }
 
     pub fn softmax_weights(&self, x: &mut [f32], max: f32, temperature: f32) {

@@ -71,6 +71,11 @@ pub fn silu_mul(gate: &[f32], up: &[f32]) -> Vec<f32> {
     gate.iter().zip(up).map(|(&g, &u)| math::silu(g) * u).collect()
 }
 
+/// `y + weight * x`, fused.
+pub fn add_scaled(y: &[f32], weight: f32, x: &[f32]) -> Vec<f32> {
+    y.iter().zip(x).map(|(&y, &x)| weight.mul_add(x, y)).collect()
+}
+
 /// Unnormalised softmax at a temperature.
 pub fn softmax_weights(x: &[f32], max: f32, temperature: f32) -> Vec<f32> {
     x.iter().map(|v| math::exp((v - max) / temperature)).collect()

@@ -111,6 +111,33 @@ fn products_equal_scalar_bit_for_bit() {
 }
 
 #[test]
+fn a_gated_product_is_two_products_and_their_gate() {
+    every_isa(|kernels| {
+        let mut random = Random(5);
+        let (n_out, n_in) = (83, 128);
+        let up = int(&mut random, Bits::Four, Dtype::F16, (n_out, n_in), 32);
+        let gates = [
+            int(&mut random, Bits::Four, Dtype::F16, (n_out, n_in), 32),
+            int(&mut random, Bits::Eight, Dtype::F16, (n_out, n_in), 64),
+            plain(&mut random, Dtype::Bf16, n_out, n_in),
+        ];
+        for (gate, team) in gates.iter().zip([Team::new(1), Team::new(2), Team::new(3)]) {
+            let x: Vec<f32> = random.floats(5 * n_in).iter().map(|x| x / 64.0).collect();
+            let scalar: Vec<f32> = x
+                .chunks(n_in)
+                .flat_map(|x| scalar::silu_mul(&scalar::matvec(gate, x), &scalar::matvec(&up, x)))
+                .collect();
+            let ours = kernels.gated(&team, gate, &up, &x);
+            assert_same_bits(
+                &ours,
+                &scalar,
+                &format!("{}, {}", gate.format(), kernels.isa().name()),
+            );
+        }
+    });
+}
+
+#[test]
 fn a_large_product_is_the_same_on_any_number_of_threads() {
     let mut random = Random(2);
     let w = plain(&mut random, Dtype::F32, 1000, 512);
@@ -148,6 +175,9 @@ fn norms_and_activations_equal_scalar_bit_for_bit() {
             let mut gate = x.clone();
             kernels.silu_mul(&mut gate, &w);
             assert_same_bits(&gate, &scalar::silu_mul(&x, &w), "silu_mul");
+            let mut sum = w.clone();
+            kernels.add_scaled(&mut sum, 0.3, &x);
+            assert_same_bits(&sum, &scalar::add_scaled(&w, 0.3, &x), "add_scaled");
             let mut weights = x.clone();
             kernels.softmax_weights(&mut weights, 32.0, 0.7);
             assert_same_bits(&weights, &scalar::softmax_weights(&x, 32.0, 0.7), "softmax_weights");

@@ -21,10 +21,7 @@ pub struct SwiGlu {
 impl SwiGlu {
     /// `[rows][hidden]` in and out.
     pub fn forward(&self, kernels: &Kernels, team: &Team, x: &[f32]) -> Vec<f32> {
-        let mut gate = kernels.matmul(team, &self.gate, x);
-        let up = kernels.matmul(team, &self.up, x);
-        kernels.silu_mul(&mut gate, &up);
-        kernels.matmul(team, &self.down, &gate)
+        kernels.matmul(team, &self.down, &kernels.gated(team, &self.gate, &self.up, x))
     }
 }
 
@@ -56,9 +53,7 @@ impl Shared {
         let out = self.mlp.forward(kernels, team, x);
         for (row, (y, s)) in y.chunks_exact_mut(hidden).zip(out.chunks_exact(hidden)).enumerate() {
             let share = shares.as_ref().map_or(1.0, |shares| math::sigmoid(shares[row]));
-            for (y, s) in y.iter_mut().zip(s) {
-                *y = share.mul_add(*s, *y);
-            }
+            kernels.add_scaled(y, share, s);
         }
     }
 }

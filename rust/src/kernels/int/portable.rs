@@ -1,15 +1,16 @@
 //! The operations in plain Rust, for CPUs without a module of their own.
 
-use super::{IntRows, int_matmul};
+use super::{BF16, F16, F32, IntRows, PART, int_matmul, scale_lanes};
+use crate::dtype::{bf16_to_f32, f16_to_f32};
 use crate::kernels::generic::Lanes;
 use crate::matrix::{Bits, IntTiles, Line, Scales, TILE};
 
 type Sums = [i32; TILE];
 type Bytes = [[u8; 4]; TILE];
 
+const SOLO_TILES: usize = 4;
 const TILES: usize = 1;
 const ROWS: usize = 4;
-const PART_LINES: usize = 8;
 const BIAS8: i32 = 0;
 
 fn splat(value: i32) -> Sums {
@@ -50,9 +51,15 @@ fn dot8(mut sums: Sums, bytes: Bytes, word: i32) -> Sums {
     sums
 }
 
-fn scales(scales: &Scales, group: usize) -> Lanes {
-    std::array::from_fn(|lane| scales.get(group * TILE + lane))
+fn scales<const SCALE: u8>(scales: &[u8], group: usize) -> Lanes {
+    match SCALE {
+        F32 => scale_lanes(scales, group),
+        F16 => scale_lanes(scales, group).map(f16_to_f32),
+        _ => scale_lanes(scales, group).map(bf16_to_f32),
+    }
 }
+
+fn fetch_ahead(_: &[Line], _: usize) {}
 
 fn finish(sums: Sums, w_scales: Lanes, x_scale: f32, acc: &mut Lanes) {
     for ((acc, sum), w_scale) in acc.iter_mut().zip(sums).zip(w_scales) {

@@ -4,23 +4,25 @@
 /// 256-bit registers, two for a tile. Products of bytes go through 16 bits.
 pub mod avx2 {
     use std::arch::x86_64::{
-        __m128i, __m256, __m256i, _mm256_abs_epi8, _mm256_add_epi16, _mm256_add_epi32,
-        _mm256_and_si256, _mm256_castsi256_ps, _mm256_cvtepi32_ps, _mm256_cvtepu16_epi32,
-        _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_mul_ps,
-        _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps,
-        _mm256_setzero_si256, _mm256_sign_epi8, _mm256_slli_epi32, _mm256_srli_epi16,
+        __m128i, __m256, __m256i, _MM_HINT_T0, _mm_prefetch, _mm256_abs_epi8, _mm256_add_epi16,
+        _mm256_add_epi32, _mm256_and_si256, _mm256_castsi256_ps, _mm256_cvtepi32_ps,
+        _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_madd_epi16,
+        _mm256_maddubs_epi16, _mm256_mul_ps, _mm256_set1_epi8, _mm256_set1_epi16,
+        _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_si256, _mm256_sign_epi8,
+        _mm256_slli_epi32, _mm256_srli_epi16,
     };
 
     use crate::kernels::generic::Lanes;
-    use crate::kernels::int::{IntRows, int_matmul, scale_lanes};
+    use crate::kernels::int::{BF16, F16, F32, IntRows, PART, int_matmul, scale_lanes};
     use crate::matrix::{Bits, IntTiles, Line, Scales, TILE};
 
     type Pair = [__m256i; 2];
 
+    const SOLO_TILES: usize = 2;
     const TILES: usize = 1;
     const ROWS: usize = 4;
-    /// Eight words of two products of a nibble and a byte fit 16 bits: 16 * 15 * 127 < 2^15.
-    pub(super) const PART_LINES: usize = 4;
+    // Eight words of two products of a nibble and a byte fit 16 bits.
+    const _: () = assert!(PART * 4 * 15 * 127 < 1 << 15);
     const BIAS8: i32 = 0;
 
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -93,21 +95,28 @@ pub mod avx2 {
 
     #[target_feature(enable = "avx2,fma,f16c")]
     #[inline]
-    fn scales(scales: &Scales, group: usize) -> [__m256; 2] {
-        match scales {
-            Scales::F32(s) => bytemuck::cast(scale_lanes(s, group)),
-            Scales::F16(s) => {
-                let halves: [__m128i; 2] = bytemuck::cast(scale_lanes(s, group));
-                [_mm256_cvtph_ps(halves[0]), _mm256_cvtph_ps(halves[1])]
-            }
-            Scales::Bf16(s) => {
-                let halves: [__m128i; 2] = bytemuck::cast(scale_lanes(s, group));
-                [
-                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves[0]))),
-                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves[1]))),
-                ]
-            }
+    fn scales<const SCALE: u8>(scales: &[u8], group: usize) -> [__m256; 2] {
+        if SCALE == F32 {
+            return bytemuck::cast(scale_lanes::<f32>(scales, group));
         }
+        let halves: [__m128i; 2] = bytemuck::cast(scale_lanes::<u16>(scales, group));
+        if SCALE == F16 {
+            [_mm256_cvtph_ps(halves[0]), _mm256_cvtph_ps(halves[1])]
+        } else {
+            [
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves[0]))),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves[1]))),
+            ]
+        }
+    }
+
+    /// One KiB, which is enough for the next page to be on its way when the hardware, which stops at
+    /// its border, gets there.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    fn fetch_ahead(lines: &[Line], at: usize) {
+        // A hint may name any address.
+        _mm_prefetch::<_MM_HINT_T0>(lines.as_ptr().wrapping_add(at + 16).cast());
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -134,19 +143,19 @@ pub mod avx2 {
 
 /// One 512-bit register for a tile.
 macro_rules! avx512_module {
-    ($(#[$doc:meta])* $name:ident, $features:literal, $bias8:expr, $part_lines:expr, { $($ops:item)* }) => {
+    ($(#[$doc:meta])* $name:ident, $features:literal, $bias8:expr, { $($ops:item)* }) => {
         $(#[$doc])*
         pub mod $name {
             use std::arch::x86_64::*;
 
             use crate::kernels::generic::Lanes;
-            use crate::kernels::int::{IntRows, int_matmul, scale_lanes};
+            use crate::kernels::int::{BF16, F16, F32, IntRows, PART, int_matmul, scale_lanes};
             use crate::matrix::{Bits, IntTiles, Line, Scales, TILE};
 
+            const SOLO_TILES: usize = 4;
             const TILES: usize = 2;
             const ROWS: usize = 8;
             const BIAS8: i32 = $bias8;
-            const PART_LINES: usize = $part_lines;
 
             #[target_feature(enable = $features)]
             #[inline]
@@ -174,16 +183,19 @@ macro_rules! avx512_module {
 
             #[target_feature(enable = $features)]
             #[inline]
-            fn scales(scales: &Scales, group: usize) -> __m512 {
-                match scales {
-                    Scales::F32(s) => bytemuck::cast(scale_lanes(s, group)),
-                    Scales::F16(s) => _mm512_cvtph_ps(bytemuck::cast(scale_lanes(s, group))),
-                    Scales::Bf16(s) => {
-                        let wide = _mm512_cvtepu16_epi32(bytemuck::cast(scale_lanes(s, group)));
-                        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
-                    }
+            fn scales<const SCALE: u8>(scales: &[u8], group: usize) -> __m512 {
+                if SCALE == F32 {
+                    return bytemuck::cast(scale_lanes::<f32>(scales, group));
+                }
+                let halves = bytemuck::cast(scale_lanes::<u16>(scales, group));
+                if SCALE == F16 {
+                    _mm512_cvtph_ps(halves)
+                } else {
+                    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
                 }
             }
+
+            fn fetch_ahead(_: &[Line], _: usize) {}
 
             #[target_feature(enable = $features)]
             #[inline]
@@ -206,7 +218,7 @@ macro_rules! avx512_module {
 
 avx512_module!(
     /// Without VNNI; products of bytes go through 16 bits as with AVX2.
-    avx512, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl", 0, super::avx2::PART_LINES,
+    avx512, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl", 0,
     {
         fn begin(_: __m512i) -> __m512i {
             _mm512_setzero_si512()
@@ -233,7 +245,7 @@ avx512_module!(
 
 avx512_module!(
     /// With VNNI: four products of an unsigned and a signed byte are added at once, exactly.
-    vnni, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni", 128, usize::MAX,
+    vnni, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni", 128,
     {
         fn begin(sums: __m512i) -> __m512i {
             sums
