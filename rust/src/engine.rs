@@ -17,7 +17,7 @@ pub use sequence::{Decode, Turn};
 use sequence::{Sequence, Stage};
 
 /// Tokens prefilled in one step; between steps decode goes on and requests are heard.
-const PREFILL_CHUNK: usize = 64;
+const PREFILL_CHUNK: usize = 512;
 
 /// One generation request.
 #[derive(Clone, Debug)]

@@ -15,6 +15,9 @@ pub use generic::{KV_BLOCK, Softmax};
 use generic::{Lanes, Rows};
 use int::IntRows;
 
+/// What an operation on one element costs, in multiply-adds of a product.
+const ELEMENT_WORK: usize = 8;
+
 /// The kernels of one instruction set level.
 pub struct Kernels {
     table: isa::Table,
@@ -41,7 +44,7 @@ impl Kernels {
     /// # Panics
     /// If `x` is not a whole number of rows.
     pub fn matmul(&self, team: &Team, w: &Matrix, x: &[f32]) -> Vec<f32> {
-        let inputs = self.inputs(w, x);
+        let inputs = self.inputs(team, w, x);
         let work = x.len() * w.n_out;
         self.by_tiles(team, w, inputs.n_rows, work, |first, out| {
             self.product(w, first, &inputs, out);
@@ -54,9 +57,9 @@ impl Kernels {
     /// If `x` is not a whole number of rows, or the matrices differ in shape.
     pub fn gated(&self, team: &Team, gate: &Matrix, up: &Matrix, x: &[f32]) -> Vec<f32> {
         assert_eq!((gate.n_out, gate.n_in), (up.n_out, up.n_in), "gate and up have one shape");
-        let gate_inputs = self.inputs(gate, x);
+        let gate_inputs = self.inputs(team, gate, x);
         let other_group = gate.group() != up.group();
-        let up_inputs = if other_group { &self.inputs(up, x) } else { &gate_inputs };
+        let up_inputs = if other_group { &self.inputs(team, up, x) } else { &gate_inputs };
         let work = 2 * x.len() * gate.n_out;
         self.by_tiles(team, gate, gate_inputs.n_rows, work, |first, out| {
             let mut ups = vec![[0.0; TILE]; out.len()];
@@ -86,17 +89,22 @@ impl Kernels {
             f(i * tiles_per_chunk, out);
         });
         let mut y = vec![0.0; n_rows * w.n_out];
-        scatter(&tiles, n_rows, w.n_out, &mut y);
+        team.for_each_chunk(&mut y, w.n_out, n_rows * w.n_out, |row, y| {
+            // Drops the padding of the last tile.
+            for (y, tile) in y.chunks_mut(TILE).zip(tiles.chunks_exact(n_rows)) {
+                y.copy_from_slice(&tile[row][..y.len()]);
+            }
+        });
         y
     }
 
     /// The rows `x` as products with `w` take them.
-    fn inputs<'a>(&self, w: &Matrix, x: &'a [f32]) -> Inputs<'a> {
+    fn inputs<'a>(&self, team: &Team, w: &Matrix, x: &'a [f32]) -> Inputs<'a> {
         assert_eq!(x.len() % w.n_in, 0, "inputs of {} elements", w.n_in);
         Inputs {
             n_rows: x.len() / w.n_in,
             rows: Rows { n_in: w.n_in, x },
-            quantized: w.group().map(|group| self.quantize(x, w.n_in, group)),
+            quantized: w.group().map(|group| self.quantize(team, x, w.n_in, group)),
         }
     }
 
@@ -110,28 +118,37 @@ impl Kernels {
         }
     }
 
-    fn quantize(&self, x: &[f32], n_in: usize, group: usize) -> Quantized {
+    fn quantize(&self, team: &Team, x: &[f32], n_in: usize, group: usize) -> Quantized {
         let padded = padded_group(group);
-        let n_groups = x.len() / group;
-        let mut q = Quantized {
-            words: vec![0; n_groups * padded / 4],
-            scales: Vec::with_capacity(n_groups),
-            sums: Vec::with_capacity(n_groups),
-            groups: n_in / group,
-        };
-        let bytes: &mut [i8] = bytemuck::cast_slice_mut(&mut q.words);
-        for (x, bytes) in x.chunks_exact(group).zip(bytes.chunks_exact_mut(padded)) {
-            q.scales.push(self.table.quantize_group(x, &mut bytes[..group]));
-            q.sums.push(bytes.iter().map(|&v| i32::from(v)).sum());
+        let groups = n_in / group;
+        let rows: Vec<&[f32]> = x.chunks_exact(n_in).collect();
+        let parts = team.map(&rows, x.len() * ELEMENT_WORK, |row| {
+            let mut words = vec![0i32; groups * padded / 4];
+            let mut scales = Vec::with_capacity(groups);
+            let mut sums: Vec<i32> = Vec::with_capacity(groups);
+            let bytes: &mut [i8] = bytemuck::cast_slice_mut(&mut words);
+            for (x, bytes) in row.chunks_exact(group).zip(bytes.chunks_exact_mut(padded)) {
+                scales.push(self.table.quantize_group(x, &mut bytes[..group]));
+                sums.push(bytes.iter().map(|&v| i32::from(v)).sum());
+            }
+            (words, scales, sums)
+        });
+        let mut q = Quantized { words: Vec::new(), scales: Vec::new(), sums: Vec::new(), groups };
+        for (words, scales, sums) in parts {
+            q.words.extend(words);
+            q.scales.extend(scales);
+            q.sums.extend(sums);
         }
         q
     }
 
-    /// `out[r] = rms_norm(x[r])`; `x` and `out` are `[rows][w.len()]`.
-    pub fn rms_norm(&self, x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
-        for (x, out) in x.chunks_exact(w.len()).zip(out.chunks_exact_mut(w.len())) {
-            self.table.rms_norm(x, w, eps, out);
-        }
+    /// `rms_norm(x[r])` of each row; `x` and the result are `[rows][w.len()]`.
+    pub fn rms_norm(&self, team: &Team, x: &[f32], w: &[f32], eps: f32) -> Vec<f32> {
+        let mut out = vec![0.0; x.len()];
+        team.for_each_chunk(&mut out, w.len(), x.len() * ELEMENT_WORK, |row, out| {
+            self.table.rms_norm(&x[row * w.len()..][..w.len()], w, eps, out);
+        });
+        out
     }
 
     /// `gate = silu(gate) * up`.
@@ -184,16 +201,6 @@ struct Quantized {
 impl Quantized {
     fn rows(&self) -> IntRows<'_> {
         IntRows { words: &self.words, scales: &self.scales, sums: &self.sums, groups: self.groups }
-    }
-}
-
-/// Copies `[tiles][rows][16]` to `[rows][n_out]`, dropping the padding of the last tile.
-fn scatter(tiles: &[Lanes], n_rows: usize, n_out: usize, y: &mut [f32]) {
-    for (t, rows) in tiles.chunks_exact(n_rows).enumerate() {
-        let width = TILE.min(n_out - t * TILE);
-        for (r, lanes) in rows.iter().enumerate() {
-            y[r * n_out + t * TILE..][..width].copy_from_slice(&lanes[..width]);
-        }
     }
 }
 

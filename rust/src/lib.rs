@@ -17,6 +17,7 @@ pub mod kernels;
 pub mod kv;
 pub mod legacy;
 pub mod matrix;
+mod memory;
 pub mod model;
 pub mod mux;
 #[cfg(feature = "python")]
@@ -29,3 +30,6 @@ pub mod telemetry;
 pub mod template;
 pub mod threads;
 pub mod tokenizer;
+
+#[global_allocator]
+static ALLOCATOR: memory::HugePages = memory::HugePages;

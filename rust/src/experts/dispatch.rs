@@ -60,30 +60,30 @@ impl ExpertStore {
         for (&index, selections) in &union {
             self.heat.select(index, selections.len() as u64, self.residency.contains(index));
         }
-        // Each expert's finished rows, at [row][rank].
-        let mut finished = vec![0.0f32; routed.len() * top_k * hidden];
+        let mut outputs = Vec::with_capacity(union.len());
+        // Where in `outputs` each selection's finished row is: [row][rank] -> (expert, row of it).
+        let mut places = vec![(0, 0); routed.len() * top_k];
         let union: Vec<_> = union.into_iter().collect();
         for wave in union.chunks(self.wave_len()) {
             let tasks = self.fetch(wave, team, phases)?;
             let rows = wave.iter().map(|(_, selections)| selections.len()).sum::<usize>();
             let work = rows * tasks[0].expert.gate.n_out * hidden * 3;
-            let outputs = timed(&mut phases.expert_matmul, || {
-                team.map(&tasks, work, |task| task.run(x, hidden, kernels))
-            });
-            for (task, output) in tasks.iter().zip(outputs) {
-                for (&(row, rank), y) in task.selections.iter().zip(output.chunks_exact(hidden)) {
-                    finished[(row * top_k + rank) * hidden..][..hidden].copy_from_slice(y);
+            for (i, task) in tasks.iter().enumerate() {
+                for (n, &(row, rank)) in task.selections.iter().enumerate() {
+                    places[row * top_k + rank] = (outputs.len() + i, n);
                 }
             }
+            outputs.extend(timed(&mut phases.expert_matmul, || {
+                team.map(&tasks, work, |task| task.run(x, hidden, kernels))
+            }));
         }
         let mut sums = vec![0.0f32; x.len()];
-        for ((sum, choice), rows) in
-            sums.chunks_exact_mut(hidden).zip(routed).zip(finished.chunks_exact(top_k * hidden))
-        {
-            for (&weight, y) in choice.weights.iter().zip(rows.chunks_exact(hidden)) {
-                kernels.add_scaled(sum, weight, y);
+        team.for_each_chunk(&mut sums, hidden, x.len() * top_k, |row, sum| {
+            let places = &places[row * top_k..][..top_k];
+            for (&weight, &(expert, n)) in routed[row].weights.iter().zip(places) {
+                kernels.add_scaled(sum, weight, &outputs[expert][n * hidden..][..hidden]);
             }
-        }
+        });
         Ok(sums)
     }
 

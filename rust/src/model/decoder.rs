@@ -66,14 +66,13 @@ impl Decoder {
         for (row, x) in step.rows.iter().zip(x.chunks_exact_mut(hidden)) {
             self.embed.copy_row(row.token as usize, x);
         }
-        let mut normed = vec![0.0f32; x.len()];
         for (i, layer) in self.layers.iter().enumerate() {
             if (step.interrupted)() {
                 return Err(Error::Interrupted);
             }
-            step.kernels.rms_norm(&x, &layer.input_norm, self.eps, &mut normed);
+            let normed = step.kernels.rms_norm(step.team, &x, &layer.input_norm, self.eps);
             add(&mut x, &layer.attention.forward(i, &normed, step));
-            step.kernels.rms_norm(&x, &layer.post_norm, self.eps, &mut normed);
+            let normed = step.kernels.rms_norm(step.team, &x, &layer.post_norm, self.eps);
             add(&mut x, &layer.ffn.forward(i, &normed, step)?);
         }
         self.logits(&x, step, wanted)
@@ -91,9 +90,8 @@ impl Decoder {
             }
         };
         let head = self.head.as_ref().unwrap_or(&self.embed);
-        let mut normed = vec![0.0f32; x.len()];
         let logits = timed(&mut step.phases.head, || {
-            step.kernels.rms_norm(x, &self.norm, self.eps, &mut normed);
+            let normed = step.kernels.rms_norm(step.team, x, &self.norm, self.eps);
             step.kernels.matmul(step.team, head, &normed)
         });
         check_finite("logit", &logits, self.vocab(), self.layers.len(), &rows)?;

@@ -56,8 +56,8 @@ impl Gqa {
             let mut k = self.k_proj.forward(kernels, team, x);
             let v = self.v_proj.forward(kernels, team, x);
             if let Some(norm) = &self.qk_norm {
-                kernels.rms_norm(&q.clone(), &norm.q, norm.eps, &mut q);
-                kernels.rms_norm(&k.clone(), &norm.k, norm.eps, &mut k);
+                q = kernels.rms_norm(team, &q, &norm.q, norm.eps);
+                k = kernels.rms_norm(team, &k, &norm.k, norm.eps);
             }
             let kv_width = self.n_kv_heads * self.head_dim;
             for (r, row) in step.rows.iter().enumerate() {

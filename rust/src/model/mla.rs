@@ -68,9 +68,7 @@ impl Query {
             Self::Direct(proj) => proj.forward(kernels, team, x),
             Self::LowRank { down, norm, up } => {
                 let latent = down.forward(kernels, team, x);
-                let mut normed = vec![0.0; latent.len()];
-                kernels.rms_norm(&latent, norm, LATENT_EPS, &mut normed);
-                up.forward(kernels, team, &normed)
+                up.forward(kernels, team, &kernels.rms_norm(team, &latent, norm, LATENT_EPS))
             }
         }
     }
@@ -107,10 +105,10 @@ impl Mla {
 
     fn write_keys(&self, layer: usize, x: &[f32], step: &mut Step) {
         let mut kv = self.kv_a_proj.forward(step.kernels, step.team, x);
-        let mut latent = vec![0.0; self.kv_rank];
         let width = self.kv_rank + self.rope_dim;
         for (row, key) in step.rows.iter().zip(kv.chunks_exact_mut(width)) {
-            step.kernels.rms_norm(&key[..self.kv_rank], &self.kv_a_norm, LATENT_EPS, &mut latent);
+            let latent = &key[..self.kv_rank];
+            let latent = step.kernels.rms_norm(step.team, latent, &self.kv_a_norm, LATENT_EPS);
             key[..self.kv_rank].copy_from_slice(&latent);
             self.rope.apply(row.position, &mut key[self.kv_rank..]);
             step.slots[row.slot].layer_mut(layer).write(row.position, key, &latent);

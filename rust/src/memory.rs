@@ -1,0 +1,256 @@
+//! Large allocations on huge pages.
+//!
+//! Weights are read from end to end for every token. On pages of 4 KiB that costs an address
+//! translation, and an end for the hardware's prefetcher, every 64 cache lines; Linux gives pages of
+//! 2 MiB to whoever asks, but only where a mapping is that large, and the matrix of an expert is not.
+//! So large blocks are cut from mappings of 64 MiB. Owns: those mappings. Does not own: budgets.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::collections::BTreeMap;
+use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Bytes from which a block is a large one.
+const LARGE: usize = 128 << 10;
+/// Large blocks are whole numbers of these, and begin at one.
+const GRAIN: usize = 4 << 10;
+const HUGE_PAGE: usize = 2 << 20;
+/// Bytes of a mapping, unless one block needs more.
+const REGION: usize = 64 << 20;
+
+/// The allocator of this library: the system's, but for large blocks.
+pub struct HugePages;
+
+static HEAP: Mutex<Heap> = Mutex::new(Heap::new());
+
+fn heap() -> MutexGuard<'static, Heap> {
+    // Nothing panics while it holds the lock: allocators must not unwind.
+    HEAP.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn is_large(layout: Layout) -> bool {
+    cfg!(target_os = "linux") && layout.size() >= LARGE && layout.align() <= GRAIN
+}
+
+// SAFETY: blocks of `Heap` are disjoint, as large as asked for and aligned to `GRAIN`, and a layout
+// always goes to the same of both allocators.
+#[allow(unsafe_code, reason = "an allocator cannot be written without")]
+unsafe impl GlobalAlloc for HugePages {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if is_large(layout) {
+            return heap().take(layout.size()).map_or(ptr::null_mut(), |at| at as *mut u8);
+        }
+        // SAFETY: the caller's promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        if is_large(layout) {
+            heap().give_back(block as usize, layout.size());
+            return;
+        }
+        // SAFETY: the caller's promises; small blocks come from there.
+        unsafe { System.dealloc(block, layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        if is_large(layout) {
+            // SAFETY: the caller's promises; the block is as long as the layout.
+            unsafe {
+                let block = self.alloc(layout);
+                if !block.is_null() {
+                    ptr::write_bytes(block, 0, layout.size());
+                }
+                return block;
+            }
+        }
+        // SAFETY: the caller's promises.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: the caller promises that the size is no overflow when aligned.
+        let new = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
+        if !is_large(layout) && !is_large(new) {
+            // SAFETY: the caller's promises; the block stays a small one.
+            return unsafe { System.realloc(block, layout, size) };
+        }
+        // SAFETY: the caller's promises; both blocks hold the bytes that are copied.
+        unsafe {
+            let to = self.alloc(new);
+            if !to.is_null() {
+                ptr::copy_nonoverlapping(block, to, layout.size().min(size));
+                self.dealloc(block, layout);
+            }
+            to
+        }
+    }
+}
+
+/// Mappings and the free parts of them, by address.
+struct Heap {
+    /// Start -> length of each mapping.
+    regions: BTreeMap<usize, usize>,
+    /// Start -> length; no two of one region touch.
+    free: BTreeMap<usize, usize>,
+}
+
+impl Heap {
+    const fn new() -> Self {
+        Self { regions: BTreeMap::new(), free: BTreeMap::new() }
+    }
+
+    /// A block of at least `size` bytes; none if the system has no more.
+    fn take(&mut self, size: usize) -> Option<usize> {
+        let size = size.checked_next_multiple_of(GRAIN)?;
+        let fitting = self.free.iter().find(|(_, length)| **length >= size);
+        let (start, length) = match fitting.map(|(&start, &length)| (start, length)) {
+            Some(found) => found,
+            None => self.add_region(size)?,
+        };
+        self.free.remove(&start);
+        if length > size {
+            self.free.insert(start + size, length - size);
+        }
+        Some(start)
+    }
+
+    fn give_back(&mut self, start: usize, size: usize) {
+        let (mut start, mut length) = (start, size.next_multiple_of(GRAIN));
+        let region = self.regions.range(..=start).next_back();
+        let Some((&region, &region_length)) = region else {
+            // Not one of our blocks. An allocator must not unwind.
+            std::process::abort();
+        };
+        if let Some((&before, &before_length)) = self.free.range(region..start).next_back()
+            && before + before_length == start
+        {
+            self.free.remove(&before);
+            (start, length) = (before, before_length + length);
+        }
+        if start + length < region + region_length
+            && let Some(after) = self.free.remove(&(start + length))
+        {
+            length += after;
+        }
+        self.free.insert(start, length);
+        if length == region_length {
+            self.unmap_spare(region);
+        }
+    }
+
+    /// Unmaps the region that has become free, unless it is of the usual size and the only one:
+    /// what a step allocates and frees stays mapped for the next.
+    fn unmap_spare(&mut self, region: usize) {
+        let length = self.free[&region];
+        let is_other = |(start, length): (&usize, &usize)| {
+            *start != region && self.regions.get(start) == Some(length)
+        };
+        if length > REGION || self.free.iter().any(is_other) {
+            self.free.remove(&region);
+            self.regions.remove(&region);
+            unmap(region, length);
+        }
+    }
+
+    /// Maps a region for a block of `size` bytes; returns it as the free block that it is.
+    fn add_region(&mut self, size: usize) -> Option<(usize, usize)> {
+        let length = size.max(REGION).checked_next_multiple_of(HUGE_PAGE)?;
+        let start = map(length)?;
+        self.regions.insert(start, length);
+        self.free.insert(start, length);
+        Some((start, length))
+    }
+}
+
+/// Maps `length` bytes, a multiple of a huge page, from an address that is one too.
+#[allow(unsafe_code, reason = "the standard library maps no memory")]
+fn map(length: usize) -> Option<usize> {
+    let mapped = length.checked_add(HUGE_PAGE)?;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a new mapping, where nothing else is.
+    let at = unsafe { libc::mmap(ptr::null_mut(), mapped, protection, flags, -1, 0) };
+    if at == libc::MAP_FAILED {
+        return None;
+    }
+    let start = (at as usize).next_multiple_of(HUGE_PAGE);
+    let (before, after) = (start - at as usize, at as usize + mapped - (start + length));
+    for (at, length) in [(at as usize, before), (start + length, after)] {
+        if length > 0 {
+            unmap(at, length);
+        }
+    }
+    // SAFETY: of the mapping just made. A system without huge pages says no, which changes nothing.
+    #[cfg(target_os = "linux")]
+    unsafe {
+        libc::madvise(start as *mut libc::c_void, length, libc::MADV_HUGEPAGE);
+    }
+    Some(start)
+}
+
+#[allow(unsafe_code, reason = "the standard library maps no memory")]
+fn unmap(start: usize, length: usize) {
+    // SAFETY: the range is ours and no block in it is in use.
+    unsafe {
+        libc::munmap(start as *mut libc::c_void, length);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_disjoint_and_all_memory_comes_back() {
+        let mut heap = Heap::new();
+        let mut taken: Vec<(usize, usize)> = Vec::new();
+        let mut state = 7u64;
+        for _ in 0..4000 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let random = (state >> 33) as usize;
+            if taken.len() > 40 || (!taken.is_empty() && random.is_multiple_of(3)) {
+                let (start, size) = taken.swap_remove(random % taken.len());
+                heap.give_back(start, size);
+                continue;
+            }
+            let size = LARGE + random % (5 << 20);
+            let start = heap.take(size).expect("there is memory");
+            assert!(start.is_multiple_of(GRAIN));
+            assert!(taken.iter().all(|&(other, n)| start + size <= other || other + n <= start));
+            taken.push((start, size));
+        }
+        assert!(heap.regions.len() <= 8, "{} regions for 200 MB", heap.regions.len());
+        for (start, size) in taken {
+            heap.give_back(start, size);
+        }
+        // One is kept.
+        assert_eq!((heap.regions.len(), heap.free.len()), (1, 1));
+        assert_eq!(heap.free, heap.regions);
+    }
+
+    #[test]
+    fn a_block_may_be_larger_than_a_region_and_what_cannot_be_is_refused() {
+        let mut heap = Heap::new();
+        let start = heap.take(REGION + 1).expect("there is memory");
+        assert!(start.is_multiple_of(HUGE_PAGE));
+        heap.give_back(start, REGION + 1);
+        assert!(heap.regions.is_empty());
+        assert_eq!(heap.take(usize::MAX), None);
+        assert_eq!(heap.take(1 << 60), None);
+        assert!(heap.regions.is_empty());
+    }
+
+    #[test]
+    fn vectors_keep_their_values_as_they_cross_the_limit() {
+        let mut values: Vec<u64> = Vec::new();
+        for i in 0..200_000 {
+            values.push(i);
+        }
+        values.truncate(100);
+        values.shrink_to_fit();
+        assert!(values.iter().copied().eq(0..100));
+        let zeros = vec![0u8; 3 * LARGE];
+        assert!(zeros.iter().all(|&b| b == 0));
+    }
+}
