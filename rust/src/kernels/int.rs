@@ -8,6 +8,11 @@ use bytemuck::Pod;
 
 use crate::matrix::TILE;
 
+/// What `WEIGHTS` may be: bytes, or one of the two kinds of nibbles.
+const BYTES: u8 = 0;
+const INT4: u8 = 1;
+const MXFP4: u8 = 2;
+
 mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -31,12 +36,15 @@ pub struct IntRows<'a> {
 
 /// Lines that are added up before anything else happens; their addresses are checked together.
 const PART: usize = 4;
+/// The same of mxfp4, whose products are larger.
+const PART_MXFP4: usize = 2;
 
 /// Defines `matmul` over the operations of the module it is used in:
 ///
 /// - `splat(i32)` gives 16 sums; `begin(sums)` gives room for products of nibbles, which `end(sums,
-///   part)` adds after at most `PART` lines;
-/// - `bytes(&Line)`, `low(bytes)`, `high(bytes)`;
+///   part)` adds after at most `PART` lines of int4 or `PART_MXFP4` of mxfp4;
+/// - `bytes(&Line)`, `low(bytes)`, `high(bytes)`, and `mxfp4(nibbles)`, which makes of codes what
+///   [`MXFP4_UNSIGNED`](crate::matrix::MXFP4_UNSIGNED) says;
 /// - `dot4(part, nibbles, word)` and `dot8(sums, bytes, word)` add the products with 4 inputs; `dot8`
 ///   takes each weight for `BIAS8` more than it is;
 /// - `scales::<SCALE>(bytes of all scales, group of a tile)`, and `finish(sums, scales, x scale,
@@ -57,18 +65,21 @@ macro_rules! int_matmul {
             out: &mut [Lanes],
         ) {
             match (w.bits, &w.scales) {
-                (Bits::Four, Scales::F32(_)) => all_blocks::<2, F32>(w, first, x, n_rows, out),
-                (Bits::Four, Scales::F16(_)) => all_blocks::<2, F16>(w, first, x, n_rows, out),
-                (Bits::Four, Scales::Bf16(_)) => all_blocks::<2, BF16>(w, first, x, n_rows, out),
-                (Bits::Eight, Scales::F32(_)) => all_blocks::<1, F32>(w, first, x, n_rows, out),
-                (Bits::Eight, Scales::F16(_)) => all_blocks::<1, F16>(w, first, x, n_rows, out),
-                (Bits::Eight, Scales::Bf16(_)) => all_blocks::<1, BF16>(w, first, x, n_rows, out),
+                (Bits::Four, Scales::F32(_)) => all_blocks::<INT4, 2, F32>(w, first, x, n_rows, out),
+                (Bits::Four, Scales::F16(_)) => all_blocks::<INT4, 2, F16>(w, first, x, n_rows, out),
+                (Bits::Four, Scales::Bf16(_)) => all_blocks::<INT4, 2, BF16>(w, first, x, n_rows, out),
+                (Bits::Eight, Scales::F32(_)) => all_blocks::<BYTES, 1, F32>(w, first, x, n_rows, out),
+                (Bits::Eight, Scales::F16(_)) => all_blocks::<BYTES, 1, F16>(w, first, x, n_rows, out),
+                (Bits::Eight, Scales::Bf16(_)) => all_blocks::<BYTES, 1, BF16>(w, first, x, n_rows, out),
+                (Bits::Mxfp4, Scales::F32(_)) => all_blocks::<MXFP4, 2, F32>(w, first, x, n_rows, out),
+                (Bits::Mxfp4, Scales::F16(_)) => all_blocks::<MXFP4, 2, F16>(w, first, x, n_rows, out),
+                (Bits::Mxfp4, Scales::Bf16(_)) => all_blocks::<MXFP4, 2, BF16>(w, first, x, n_rows, out),
             }
         }
 
-        /// `WORDS` of inputs go with a line.
+        /// `WORDS` of inputs go with a line of `WEIGHTS`.
         $(#[target_feature(enable = $feature)])?
-        fn all_blocks<const WORDS: usize, const SCALE: u8>(
+        fn all_blocks<const WEIGHTS: u8, const WORDS: usize, const SCALE: u8>(
             w: &IntTiles,
             first: usize,
             x: IntRows<'_>,
@@ -87,14 +98,14 @@ macro_rules! int_matmul {
                     let at = (first + tile, row, n_rows);
                     row += match (whole, left) {
                         (true, _) if n_rows == 1 => {
-                            block::<WORDS, SCALE, SOLO_TILES, 1>(w, x, at, out)
+                            block::<WEIGHTS, WORDS, SCALE, SOLO_TILES, 1>(w, x, at, out)
                         }
-                        (true, n) if n >= ROWS => block::<WORDS, SCALE, TILES, ROWS>(w, x, at, out),
-                        (true, n) if n >= 4 => block::<WORDS, SCALE, TILES, 4>(w, x, at, out),
-                        (true, n) if n >= 2 => block::<WORDS, SCALE, TILES, 2>(w, x, at, out),
-                        (true, _) => block::<WORDS, SCALE, TILES, 1>(w, x, at, out),
-                        (false, n) if n >= 4 => block::<WORDS, SCALE, 1, 4>(w, x, at, out),
-                        (false, _) => block::<WORDS, SCALE, 1, 1>(w, x, at, out),
+                        (true, n) if n >= ROWS => block::<WEIGHTS, WORDS, SCALE, TILES, ROWS>(w, x, at, out),
+                        (true, n) if n >= 4 => block::<WEIGHTS, WORDS, SCALE, TILES, 4>(w, x, at, out),
+                        (true, n) if n >= 2 => block::<WEIGHTS, WORDS, SCALE, TILES, 2>(w, x, at, out),
+                        (true, _) => block::<WEIGHTS, WORDS, SCALE, TILES, 1>(w, x, at, out),
+                        (false, n) if n >= 4 => block::<WEIGHTS, WORDS, SCALE, 1, 4>(w, x, at, out),
+                        (false, _) => block::<WEIGHTS, WORDS, SCALE, 1, 1>(w, x, at, out),
                     };
                 }
                 tile += if whole { tiles_at_once } else { 1 };
@@ -103,7 +114,13 @@ macro_rules! int_matmul {
 
         /// `T` tiles from `at.0` for `R` rows from `at.1`; returns `R`.
         $(#[target_feature(enable = $feature)])?
-        fn block<const WORDS: usize, const SCALE: u8, const T: usize, const R: usize>(
+        fn block<
+            const WEIGHTS: u8,
+            const WORDS: usize,
+            const SCALE: u8,
+            const T: usize,
+            const R: usize,
+        >(
             w: &IntTiles,
             x: IntRows<'_>,
             at: (usize, usize, usize),
@@ -113,7 +130,11 @@ macro_rules! int_matmul {
             let n_lines = w.lines_per_group();
             let words = x.words.as_chunks::<WORDS>().0;
             let scale_bytes = w.scales.as_bytes();
-            let bias = if WORDS == 2 { 8 } else { BIAS8 };
+            let bias = match WEIGHTS {
+                INT4 => 8,
+                MXFP4 => MXFP4_BIAS,
+                _ => BIAS8,
+            };
             let mut acc = [[[0.0; TILE]; R]; T];
             for g in 0..x.groups {
                 let mut sums = [[splat(0); R]; T];
@@ -142,7 +163,7 @@ macro_rules! int_matmul {
                             }
                         }
                         let mut parts = sums;
-                        if WORDS == 2 {
+                        if WEIGHTS != BYTES {
                             for t in 0..T {
                                 for r in 0..R {
                                     parts[t][r] = begin(sums[t][r]);
@@ -152,8 +173,11 @@ macro_rules! int_matmul {
                         for i in 0..$n {
                             for t in 0..T {
                                 let w = bytes(&lines[t][i]);
-                                if WORDS == 2 {
-                                    let (low, high) = (low(w), high(w));
+                                if WEIGHTS != BYTES {
+                                    let (mut low, mut high) = (low(w), high(w));
+                                    if WEIGHTS == MXFP4 {
+                                        (low, high) = (mxfp4(low), mxfp4(high));
+                                    }
                                     for r in 0..R {
                                         let part = dot4(parts[t][r], low, inputs[r][i][0]);
                                         parts[t][r] = dot4(part, high, inputs[r][i][WORDS - 1]);
@@ -167,7 +191,7 @@ macro_rules! int_matmul {
                         }
                         for t in 0..T {
                             for r in 0..R {
-                                sums[t][r] = if WORDS == 2 {
+                                sums[t][r] = if WEIGHTS != BYTES {
                                     end(sums[t][r], parts[t][r])
                                 } else {
                                     parts[t][r]
@@ -176,9 +200,14 @@ macro_rules! int_matmul {
                         }
                     };
                 }
-                let whole = n_lines / PART * PART;
-                for line in (0..whole).step_by(PART) {
-                    add_lines!(PART, line);
+                let part = if WEIGHTS == MXFP4 { PART_MXFP4 } else { PART };
+                let whole = n_lines / part * part;
+                for line in (0..whole).step_by(part) {
+                    if WEIGHTS == MXFP4 {
+                        add_lines!(PART_MXFP4, line);
+                    } else {
+                        add_lines!(PART, line);
+                    }
                 }
                 for line in whole..n_lines {
                     add_lines!(1, line);

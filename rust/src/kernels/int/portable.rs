@@ -1,9 +1,11 @@
 //! The operations in plain Rust, for CPUs without a module of their own.
 
-use super::{BF16, F16, F32, IntRows, PART, int_matmul, scale_lanes};
+use super::{
+    BF16, BYTES, F16, F32, INT4, IntRows, MXFP4, PART, PART_MXFP4, int_matmul, scale_lanes,
+};
 use crate::dtype::{bf16_to_f32, f16_to_f32};
 use crate::kernels::generic::Lanes;
-use crate::matrix::{Bits, IntTiles, Line, Scales, TILE};
+use crate::matrix::{Bits, IntTiles, Line, MXFP4_BIAS, MXFP4_UNSIGNED, Scales, TILE};
 
 type Sums = [i32; TILE];
 type Bytes = [[u8; 4]; TILE];
@@ -35,6 +37,10 @@ fn low(bytes: Bytes) -> Bytes {
 
 fn high(bytes: Bytes) -> Bytes {
     bytes.map(|b| b.map(|b| b >> 4))
+}
+
+fn mxfp4(nibbles: Bytes) -> Bytes {
+    nibbles.map(|b| b.map(|code| MXFP4_UNSIGNED[usize::from(code & 15)]))
 }
 
 fn dot4(part: Sums, nibbles: Bytes, word: i32) -> Sums {

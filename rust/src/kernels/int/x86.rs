@@ -8,13 +8,15 @@ pub mod avx2 {
         _mm256_add_epi32, _mm256_and_si256, _mm256_castsi256_ps, _mm256_cvtepi32_ps,
         _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_madd_epi16,
         _mm256_maddubs_epi16, _mm256_mul_ps, _mm256_set1_epi8, _mm256_set1_epi16,
-        _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_si256, _mm256_sign_epi8,
-        _mm256_slli_epi32, _mm256_srli_epi16,
+        _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_si256, _mm256_shuffle_epi8,
+        _mm256_sign_epi8, _mm256_slli_epi32, _mm256_srli_epi16,
     };
 
     use crate::kernels::generic::Lanes;
-    use crate::kernels::int::{BF16, F16, F32, IntRows, PART, int_matmul, scale_lanes};
-    use crate::matrix::{Bits, IntTiles, Line, Scales, TILE};
+    use crate::kernels::int::{
+        BF16, BYTES, F16, F32, INT4, IntRows, MXFP4, PART, PART_MXFP4, int_matmul, scale_lanes,
+    };
+    use crate::matrix::{Bits, IntTiles, Line, MXFP4_BIAS, MXFP4_UNSIGNED, Scales, TILE};
 
     type Pair = [__m256i; 2];
 
@@ -23,6 +25,7 @@ pub mod avx2 {
     const ROWS: usize = 4;
     // Eight words of two products of a nibble and a byte fit 16 bits.
     const _: () = assert!(PART * 4 * 15 * 127 < 1 << 15);
+    const _: () = assert!(PART_MXFP4 * 4 * 24 * 127 < 1 << 15);
     const BIAS8: i32 = 0;
 
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -64,6 +67,13 @@ pub mod avx2 {
     #[inline]
     fn high(bytes: Pair) -> Pair {
         low([_mm256_srli_epi16::<4>(bytes[0]), _mm256_srli_epi16::<4>(bytes[1])])
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    fn mxfp4(nibbles: Pair) -> Pair {
+        let table = bytemuck::cast([MXFP4_UNSIGNED; 2]);
+        [_mm256_shuffle_epi8(table, nibbles[0]), _mm256_shuffle_epi8(table, nibbles[1])]
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -149,8 +159,8 @@ macro_rules! avx512_module {
             use std::arch::x86_64::*;
 
             use crate::kernels::generic::Lanes;
-            use crate::kernels::int::{BF16, F16, F32, IntRows, PART, int_matmul, scale_lanes};
-            use crate::matrix::{Bits, IntTiles, Line, Scales, TILE};
+            use crate::kernels::int::{BF16, BYTES, F16, F32, INT4, IntRows, MXFP4, PART, PART_MXFP4, int_matmul, scale_lanes};
+            use crate::matrix::{Bits, IntTiles, Line, MXFP4_BIAS, MXFP4_UNSIGNED, Scales, TILE};
 
             const SOLO_TILES: usize = 4;
             const TILES: usize = 2;
@@ -179,6 +189,12 @@ macro_rules! avx512_module {
             #[inline]
             fn high(bytes: __m512i) -> __m512i {
                 low(_mm512_srli_epi16::<4>(bytes))
+            }
+
+            #[target_feature(enable = $features)]
+            #[inline]
+            fn mxfp4(nibbles: __m512i) -> __m512i {
+                _mm512_shuffle_epi8(bytemuck::cast([MXFP4_UNSIGNED; 4]), nibbles)
             }
 
             #[target_feature(enable = $features)]
