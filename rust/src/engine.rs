@@ -16,8 +16,11 @@ use crate::tokenizer::Tokenizer;
 pub use sequence::{Decode, Turn};
 use sequence::{Sequence, Stage};
 
-/// Tokens prefilled in one step; between steps decode goes on and requests are heard.
-const PREFILL_CHUNK: usize = 64;
+/// Tokens prefilled in one step where nobody says otherwise; between steps decode goes on and
+/// requests are heard.
+pub const PREFILL_CHUNK: usize = 64;
+/// Most tokens that may be asked for: what a step computes is in memory at once.
+pub const MAX_PREFILL_CHUNK: usize = 1 << 16;
 
 /// One generation request.
 #[derive(Clone, Debug)]
@@ -97,6 +100,7 @@ pub struct Engine {
     /// In order of admission.
     active: Vec<Sequence>,
     decode_steps: u64,
+    prefill_chunk: usize,
 }
 
 impl Engine {
@@ -130,7 +134,27 @@ impl Engine {
                 ),
             ));
         }
-        Ok(Self { runner, tokenizer: Arc::new(tokenizer), active: Vec::new(), decode_steps: 0 })
+        Ok(Self {
+            runner,
+            tokenizer: Arc::new(tokenizer),
+            active: Vec::new(),
+            decode_steps: 0,
+            prefill_chunk: PREFILL_CHUNK,
+        })
+    }
+
+    /// Prefills at most `tokens` in one step, in place of [`PREFILL_CHUNK`].
+    ///
+    /// # Panics
+    /// If that is not from 1 to [`MAX_PREFILL_CHUNK`].
+    pub fn set_prefill_chunk(&mut self, tokens: usize) {
+        assert!((1..=MAX_PREFILL_CHUNK).contains(&tokens), "a chunk of {tokens} tokens");
+        self.prefill_chunk = tokens;
+    }
+
+    /// Tokens prefilled in one step.
+    pub fn prefill_chunk(&self) -> usize {
+        self.prefill_chunk
     }
 
     /// Admits a request; the slot keeps what it shares with the prompt and forgets the rest.
@@ -280,7 +304,7 @@ impl Engine {
         if done == seq.reused {
             events.push(seq.prefill_event(done));
         }
-        let end = seq.request.prompt.len().min(done + PREFILL_CHUNK);
+        let end = seq.request.prompt.len().min(done + self.prefill_chunk);
         let rows: Vec<Row> = (done..end)
             .map(|position| Row {
                 slot: seq.request.slot,
