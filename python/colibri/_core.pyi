@@ -218,8 +218,11 @@ class Weights:
     """
 
     def __new__(cls, path: str) -> Self: ...
-    def tensors(self) -> list[tuple[str, list[int], str]]:
-        """Name, shape and stored format (``int4-g64``, ``bf16``) of each tensor, by name."""
+    def tensors(self) -> list[tuple[str, list[int], str, bool]]:
+        """Name, shape and stored format (``int4-g64``, ``bf16``) of each tensor, by name.
+
+        The last one says whether kernels quantise what they multiply it with.
+        """
     def read(self, name: str) -> bytes:
         """The values of a tensor: f32, row-major."""
 

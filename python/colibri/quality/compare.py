@@ -81,22 +81,24 @@ class Bench:
         Raises:
             ModelError, EngineError: a folder cannot be read, converted or loaded.
         """
+        # Only headers are read for them, so a model that cannot be converted is told at once.
+        conversions = {
+            f"{bits}-g{group}": self._conversion(bits, group) for bits in BITS for group in GROUPS
+        }
         weights = Weights(self._folder)
         self._check_space(weights.elements)
         with self._written(weights, REFERENCE) as reference:
             yield self._reference(reference)
-        yield self._row(AS_STORED, self._folder, is_plain=weights.is_plain)
+        yield self._row(AS_STORED, self._folder, rounds=weights.rounds_activations)
         for name in ROUNDED:
             try:
                 with self._written(weights, name) as rounded:
-                    yield self._row(name, rounded, is_plain=True)
+                    yield self._row(name, rounded, rounds=False)
             except NotRepresentable as error:
                 self.left_out.append(f"{name}: {error}")
-        for bits in BITS:
-            for group in GROUPS:
-                name = f"{bits}-g{group}"
-                with self._converted(name, bits, group) as converted:
-                    yield from self._pair(name, converted)
+        for name, conversion in conversions.items():
+            with self._converted(name, conversion) as converted:
+                yield from self._pair(name, converted)
         for name, other in others.items():
             yield from self._pair(name, other)
 
@@ -106,12 +108,12 @@ class Bench:
             weights = Weights(folder)
         except NotRepresentable as error:
             self.left_out.append(f"{name} with float activations: {error}")
-            yield self._row(name, folder, is_plain=False)
+            yield self._row(name, folder, rounds=True)
             return
-        yield self._row(name, folder, is_plain=weights.is_plain)
-        if not weights.is_plain:
+        yield self._row(name, folder, rounds=weights.rounds_activations)
+        if weights.rounds_activations:
             with self._written(weights, REFERENCE) as widened:
-                row = self._row(name, widened, is_plain=True)
+                row = self._row(name, widened, rounds=False)
                 yield Row(name, row.activations, _weight_bytes(folder), row.figures)
 
     # --- folders ---
@@ -143,19 +145,19 @@ class Bench:
             weights.write(place, dtype, lambda done, total: self._tell("writing", done, total))
             yield place
 
+    def _conversion(self, bits: str, group: int) -> _core.Conversion:
+        """What ``colibri convert --experts BITS --group GROUP`` makes of the model."""
+        try:
+            return _core.Conversion(
+                str(self._folder), experts=bits, group=group, dense="int8", head="int8", mtp="int8"
+            )
+        except _core.ColibriCoreError as error:
+            raise ModelError(str(error), hint=error.hint) from error
+
     @contextmanager
-    def _converted(self, name: str, bits: str, group: int) -> Iterator[Path]:
-        """The model as ``colibri convert --experts BITS --group GROUP`` makes it."""
+    def _converted(self, name: str, conversion: _core.Conversion) -> Iterator[Path]:
         with self._place(name) as place:
             try:
-                conversion = _core.Conversion(
-                    str(self._folder),
-                    experts=bits,
-                    group=group,
-                    dense="int8",
-                    head="int8",
-                    mtp="int8",
-                )
                 conversion.run(str(place), None, self._tell)
             except _core.ColibriCoreError as error:
                 raise ModelError(str(error), hint=error.hint) from error
@@ -179,9 +181,9 @@ class Bench:
         """Keeps the logits of the reference on the disk."""
         for number, logits in enumerate(self._logits(REFERENCE, folder)):
             np.save(self._saved(number), logits)
-        return self._row(REFERENCE, folder, is_plain=True)
+        return self._row(REFERENCE, folder, rounds=False)
 
-    def _row(self, name: str, folder: Path, *, is_plain: bool) -> Row:
+    def _row(self, name: str, folder: Path, *, rounds: bool) -> Row:
         comparison = Comparison()
         for number, logits in enumerate(self._logits(name, folder)):
             reference = np.load(self._saved(number), mmap_mode="r")
@@ -192,7 +194,7 @@ class Bench:
                 )
             targets = np.asarray(self._windows[number][1:])
             comparison.add(reference[:-1], logits[:-1], targets)
-        activations = "float" if is_plain else "int8"
+        activations = "int8" if rounds else "float"
         return Row(name, activations, _weight_bytes(folder), comparison.figures())
 
 

@@ -65,12 +65,12 @@ class Weights:
     @property
     def elements(self) -> int:
         """Number of weights."""
-        return sum(int(np.prod(shape, dtype=np.int64)) for _, shape, _ in self._tensors)
+        return sum(int(np.prod(shape, dtype=np.int64)) for _, shape, _, _ in self._tensors)
 
     @property
-    def is_plain(self) -> bool:
-        """Whether everything is stored in floats that the kernels multiply as they are."""
-        return all(stored in WIDTHS for _, _, stored in self._tensors)
+    def rounds_activations(self) -> bool:
+        """Whether there are matrices for which the kernels quantise activations."""
+        return any(rounds for _, _, _, rounds in self._tensors)
 
     def write(self, target: Path, dtype: str, progress: Callable[[int, int], None]) -> None:
         """Writes a folder with the same values as far as ``dtype`` holds them.
@@ -97,7 +97,7 @@ class Weights:
                 shutil.copyfile(self._folder / name, target / name)
         entries = [
             Entry(name, tuple(shape), dtype if len(shape) > 1 else "f32", self._reader(name))
-            for name, shape, _ in self._tensors
+            for name, shape, _, _ in self._tensors
         ]
         write_safetensors(target / "model.safetensors", entries, progress)
 

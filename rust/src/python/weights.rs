@@ -27,9 +27,12 @@ impl Weights {
         })?)
     }
 
-    /// Name, shape and stored format of each tensor, by name.
-    fn tensors(&self) -> Vec<(&str, &[usize], &str)> {
-        self.tensors.iter().map(|(name, t)| (&**name, &*t.shape, &*t.format)).collect()
+    /// Name, shape, stored format and whether kernels quantise the other factor, by name.
+    fn tensors(&self) -> Vec<(&str, &[usize], &str, bool)> {
+        self.tensors
+            .iter()
+            .map(|(name, t)| (&**name, &*t.shape, &*t.format, t.rounds_inputs))
+            .collect()
     }
 
     /// The values of a tensor: f32 bytes, row-major.

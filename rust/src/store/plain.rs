@@ -15,6 +15,8 @@ pub struct PlainTensor {
     pub shape: Vec<usize>,
     /// How it is stored, as `int4-g64` or `bf16`.
     pub format: String,
+    /// Whether the kernels quantise what they multiply it with.
+    pub rounds_inputs: bool,
     content: Content,
 }
 
@@ -67,7 +69,8 @@ impl PlainTensor {
                 let dtype = catalog.float_dtype(name, tensor)?;
                 let content = Content::Floats(dtype, tensor.clone());
                 let (shape, format) = (tensor.shape.clone(), dtype.name().to_owned());
-                found.insert(name.clone(), Self { shape, format, content });
+                let tensor = Self { shape, format, rounds_inputs: false, content };
+                found.insert(name.clone(), tensor);
             }
         }
         Ok(found)
@@ -77,6 +80,7 @@ impl PlainTensor {
         Self {
             shape: source.shape().to_vec(),
             format: source.format(),
+            rounds_inputs: source.int_layout().is_some(),
             content: Content::Matrix(source),
         }
     }
