@@ -62,26 +62,52 @@ def test_what_is_equal_has_no_divergence(report: dict[str, Any]) -> None:
             assert figures["perplexity"] == report["rows"][0]["figures"]["perplexity"]
 
 
-def test_fewer_bits_and_rounded_activations_cost_more(report: dict[str, Any]) -> None:
-    mean = {(r["format"], r["activations"]): r["figures"]["kl_mean"] for r in report["rows"]}
+def means(report: dict[str, Any]) -> dict[tuple[str, str], float]:
+    return {(r["format"], r["activations"]): r["figures"]["kl_mean"] for r in report["rows"]}
+
+
+def test_fewer_bits_cost_more(report: dict[str, Any]) -> None:
+    mean = means(report)
     size = {row["format"]: row["bytes"] for row in report["rows"]}
     for group in (32, 64, 128):
         four, eight = f"int4-g{group}", f"int8-g{group}"
-        assert mean[four, "float"] > 4 * mean[eight, "float"] > 0
-        assert mean[eight, "int8"] > mean[eight, "float"]
-        assert mean["f16", "float"] < mean[eight, "float"]
+        assert mean[four, "float"] > mean[eight, "float"] > mean["f16", "float"] > 0
         assert size[four] <= size[eight] < size["f32"]
 
 
-def test_perplexity_is_that_of_the_models_own_logits(report: dict[str, Any], text: Path) -> None:
-    model = Model(MOE, ctx=128)
-    ids = model.encode(text.read_text(encoding="utf-8"))[:100]
-    logits = model.logits(ids).astype(np.float64)
-    chances = np.exp(logits - logits.max(axis=1, keepdims=True))
-    chances /= chances.sum(axis=1, keepdims=True)
-    told = [chances[at, ids[at + 1]] for at in range(99)]
-    expected = np.prod(np.asarray(told) ** (-1 / 99))
-    assert report["rows"][1]["figures"]["perplexity"] == pytest.approx(expected, rel=1e-9)
+def test_rounded_activations_cost_more(text: Path) -> None:
+    # In a dense model; where experts are chosen, an error may choose better by chance.
+    arguments = ("--text", str(text), "--tokens", "100", "--json")
+    mean = means(json.loads(colibri("bench", "quality", str(ORACLES / "llama"), *arguments).stdout))
+    for name in INTEGERS:
+        assert mean[name, "int8"] > mean[name, "float"] > 0
+
+
+def chances(folder: Path, ids: list[int]) -> np.ndarray:
+    logits = Model(folder, ctx=128).logits(ids)[:-1].astype(np.float64)
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def test_figures_are_those_of_the_models_own_logits(
+    report: dict[str, Any], text: Path, tmp_path: Path
+) -> None:
+    ids = Model(MOE).encode(text.read_text(encoding="utf-8"))[:100]
+    done = colibri("convert", str(MOE), str(tmp_path / "made"), "--experts", "int8")
+    assert done.returncode == 0
+    # The model is stored in bf16, so its own logits are the reference.
+    reference, converted = chances(MOE, ids), chances(tmp_path / "made", ids)
+    (row,) = (
+        row["figures"]
+        for row in report["rows"]
+        if (row["format"], row["activations"]) == ("int8-g64", "int8")
+    )
+    kl = (reference * np.log(reference / converted)).sum(axis=1)
+    assert row["kl_mean"] == pytest.approx(kl.mean(), rel=1e-6)
+    assert row["kl_median"] == pytest.approx(np.median(kl), rel=1e-6)
+    assert row["top1"] == (reference.argmax(axis=1) == converted.argmax(axis=1)).mean()
+    told = converted[np.arange(99), ids[1:]]
+    assert row["perplexity"] == pytest.approx(np.prod(told ** (-1 / 99)), rel=1e-9)
 
 
 def test_the_table_is_for_people(text: Path) -> None:
