@@ -172,6 +172,8 @@ class Model:
         ctx: int,
         threads: int | None,
         progress: Callable[[str, int, int], None] | None = None,
+        isa: str | None = None,
+        prefill_chunk: int | None = None,
     ) -> Self: ...
     def encode(self, text: str) -> list[int]: ...
     def decode(self, ids: list[int]) -> str: ...
@@ -207,6 +209,22 @@ class Conversion:
 
         ``progress`` is called with stage, bytes done and in all; what it raises ends the run.
         """
+
+@final
+class Weights:
+    """The tensors of a model folder as plain floats, whatever form they are stored in.
+
+    Raises ``ColibriCoreError`` for a form that does not tell the shapes.
+    """
+
+    def __new__(cls, path: str) -> Self: ...
+    def tensors(self) -> list[tuple[str, list[int], str, bool]]:
+        """Name, shape and stored format (``int4-g64``, ``bf16``) of each tensor, by name.
+
+        The last one says whether kernels quantise what they multiply it with.
+        """
+    def read(self, name: str) -> bytes:
+        """The values of a tensor: f32, row-major."""
 
 def verify_converted(dst: str, progress: Callable[[str, int, int], object]) -> list[str]:
     """One line for each file or tensor of a converted model that is not what was written."""

@@ -10,6 +10,7 @@ from numbers import Real
 from typing import Any
 
 MAX_THREADS = 1024
+MAX_PREFILL_CHUNK = 1 << 16
 MAX_TOKENS = 2**31 - 1
 MAX_ID = 2**32 - 1
 MAX_SEED = 2**64 - 1

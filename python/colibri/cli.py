@@ -331,6 +331,35 @@ def _convert_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _bench_arguments(parser: argparse.ArgumentParser) -> None:
+    measurements = parser.add_subparsers(dest="measurement", metavar="MEASUREMENT", required=True)
+    quality = measurements.add_parser(
+        "quality", help="what each format of weights costs in predictions, against f32"
+    )
+    quality.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    quality.add_argument(
+        "--against",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="measure this folder of the same model too, in whatever format; repeatable",
+    )
+    quality.add_argument(
+        "--text",
+        type=Path,
+        metavar="FILE",
+        help="predict this text; default: stories that the demo model was never asked for",
+    )
+    quality.add_argument(
+        "--tokens",
+        type=_integer(2, 1 << 20),
+        default=2048,
+        metavar="N",
+        help="predict at most N tokens of the text (default: 2048)",
+    )
+    quality.add_argument("--json", action="store_true", help="as JSON")
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the whole command line."""
     parser = _Parser(
@@ -388,6 +417,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     _convert_arguments(convert)
 
+    bench = commands.add_parser("bench", help="measure models")
+    _bench_arguments(bench)
+
     fake = commands.add_parser(
         "fake-engine", help="play a scripted engine on stdin and stdout, to test servers with"
     )
@@ -420,6 +452,7 @@ _MODULES = {
     "run": "run",
     "info": "info",
     "convert": "convert",
+    "bench": "bench",
     "conformance": "conformance",
     "fake-engine": "fake_engine",
 }

@@ -41,6 +41,10 @@ class Model:
         ctx: most tokens of prompt and answer together.
         threads: worker threads; ``None`` is one for each allowed core.
         progress: called with (stage, done, total) while loading.
+        isa: instruction set of the kernels (scalar, avx2, avx512, vnni); ``None`` is the best
+            that the CPU has. The results are the same.
+        prefill_chunk: most tokens of a prompt that ``generate`` computes in one step; ``None`` is
+            the engine's choice. The results are the same.
 
     Raises:
         TypeError, ValueError: naming the argument that cannot be used.
@@ -55,6 +59,8 @@ class Model:
         ctx: int = 4096,
         threads: int | None = None,
         progress: Callable[[str, int, int], None] | None = None,
+        isa: str | None = None,
+        prefill_chunk: int | None = None,
     ) -> None:
         name = None if path is None else arguments.path("path", path)
         if ram_gb is not None:
@@ -62,9 +68,17 @@ class Model:
         ctx = arguments.integer("ctx", ctx, 2, arguments.MAX_TOKENS)
         if threads is not None:
             threads = arguments.integer("threads", threads, 1, arguments.MAX_THREADS)
+        if isa is not None:
+            isa = arguments.text("isa", isa)
+        if prefill_chunk is not None:
+            prefill_chunk = arguments.integer(
+                "prefill_chunk", prefill_chunk, 1, arguments.MAX_PREFILL_CHUNK
+            )
         folder = resolve_model(name, environment=False)
         try:
-            self._model = _core.Model(str(folder), ram_gb, ctx, threads, progress)
+            self._model = _core.Model(
+                str(folder), ram_gb, ctx, threads, progress, isa, prefill_chunk
+            )
         except _core.ColibriCoreError as error:
             raise _engine_error(error) from error
 

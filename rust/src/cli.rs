@@ -10,7 +10,7 @@ use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser};
 
 use crate::cpu::Isa;
-use crate::engine::Engine;
+use crate::engine::{Engine, MAX_PREFILL_CHUNK};
 use crate::error::{Error, Result};
 use crate::legacy::{self, Chat, LegacyOptions};
 use crate::mux::{self, SessionOptions, Wire};
@@ -64,8 +64,11 @@ struct Args {
     #[arg(long, env = "COLIBRI_THREADS", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
     /// Instruction set: scalar, avx2, avx512, vnni
-    #[arg(long, env = "COLIBRI_ISA", value_parser = isa)]
+    #[arg(long, env = "COLIBRI_ISA", value_parser = Isa::choose)]
     isa: Option<Isa>,
+    /// Most tokens of a prompt computed in one step; answers in flight wait for it [default: 64]
+    #[arg(long, env = "COLIBRI_PREFILL_CHUNK", value_name = "N", value_parser = prefill_chunk)]
+    prefill_chunk: Option<usize>,
     /// 1 reports the five most likely tokens with each token
     #[arg(long, env = "SERVE_TOPK", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
     serve_topk: u8,
@@ -160,9 +163,9 @@ fn legacy_options(args: &Args) -> Result<LegacyOptions, String> {
     })
 }
 
-fn isa(text: &str) -> Result<Isa, String> {
-    let isa = Isa::parse(text).ok_or_else(|| format!("unknown instruction set {text:?}"))?;
-    if Isa::available().contains(&isa) { Ok(isa) } else { Err(format!("this CPU lacks {text}")) }
+fn prefill_chunk(text: &str) -> Result<usize, String> {
+    let fits = text.parse().ok().filter(|n| (1..=MAX_PREFILL_CHUNK).contains(n));
+    fits.ok_or_else(|| format!("must be an integer from 1 to {MAX_PREFILL_CHUNK}"))
 }
 
 /// Runs `colibri-engine` with `args`, the program's name first; returns the exit code.
@@ -271,6 +274,9 @@ fn serve(args: &Args, model: &Path, legacy: Option<LegacyOptions>) -> Result<i32
             eprintln!("progress load {done} {total}");
         }
     })?;
+    if let Some(tokens) = args.prefill_chunk {
+        engine.set_prefill_chunk(tokens);
+    }
     for notice in &engine.runner.notices {
         eprintln!("notice: {notice}");
     }
@@ -338,6 +344,21 @@ mod tests {
             ["--top-p", "0"],
         ] {
             assert!(options(&wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_chunk_holds_some_tokens_but_not_any_number() {
+        assert_eq!(parsed(&[]).expect("a command line").prefill_chunk, None);
+        for (text, expected) in [("1", 1), ("7", 7), ("65536", 65_536)] {
+            let args = parsed(&["--prefill-chunk", text]).expect("fits");
+            assert_eq!(args.prefill_chunk, Some(expected));
+        }
+        for wrong in ["0", "", "64k", "-1", "1.5", "65537", "99999999999999999999"] {
+            let error = parsed(&[&format!("--prefill-chunk={wrong}")]).expect_err("refused");
+            let said = error.to_string();
+            assert!(said.contains("an integer from 1 to 65536"), "{wrong:?}: {said}");
+            assert!(said.starts_with("error: "), "{said}");
         }
     }
 

@@ -59,6 +59,19 @@ impl Isa {
         }
     }
 
+    /// The level called `name`, if this CPU runs it.
+    ///
+    /// # Errors
+    /// What is wrong with it, in a few words.
+    pub fn choose(name: &str) -> Result<Self, String> {
+        let isa = Self::parse(name).ok_or_else(|| format!("unknown instruction set {name:?}"))?;
+        if Self::available().contains(&isa) {
+            Ok(isa)
+        } else {
+            Err(format!("this CPU lacks {name}"))
+        }
+    }
+
     /// The name `parse` takes.
     pub fn name(self) -> &'static str {
         match self {

@@ -16,8 +16,12 @@ use crate::tokenizer::Tokenizer;
 pub use sequence::{Decode, Turn};
 use sequence::{Sequence, Stage};
 
-/// Tokens prefilled in one step; between steps decode goes on and requests are heard.
+/// Tokens prefilled in one step where nobody says otherwise: each expert is read once a step.
 const PREFILL_CHUNK: usize = 512;
+/// The same while answers are under way, which wait for that long.
+const PREFILL_CHUNK_BESIDE: usize = 64;
+/// Most tokens that may be asked for: what a step computes is in memory at once.
+pub const MAX_PREFILL_CHUNK: usize = 1 << 16;
 
 /// One generation request.
 #[derive(Clone, Debug)]
@@ -97,6 +101,8 @@ pub struct Engine {
     /// In order of admission.
     active: Vec<Sequence>,
     decode_steps: u64,
+    /// Tokens prefilled in one step, if that was said.
+    prefill_chunk: Option<usize>,
 }
 
 impl Engine {
@@ -130,7 +136,27 @@ impl Engine {
                 ),
             ));
         }
-        Ok(Self { runner, tokenizer: Arc::new(tokenizer), active: Vec::new(), decode_steps: 0 })
+        Ok(Self {
+            runner,
+            tokenizer: Arc::new(tokenizer),
+            active: Vec::new(),
+            decode_steps: 0,
+            prefill_chunk: None,
+        })
+    }
+
+    /// Prefills at most `tokens` in one step, whatever else is under way.
+    ///
+    /// # Panics
+    /// If that is not from 1 to [`MAX_PREFILL_CHUNK`].
+    pub fn set_prefill_chunk(&mut self, tokens: usize) {
+        assert!((1..=MAX_PREFILL_CHUNK).contains(&tokens), "a chunk of {tokens} tokens");
+        self.prefill_chunk = Some(tokens);
+    }
+
+    /// What [`Self::set_prefill_chunk`] was told.
+    pub fn prefill_chunk(&self) -> Option<usize> {
+        self.prefill_chunk
     }
 
     /// Admits a request; the slot keeps what it shares with the prompt and forgets the rest.
@@ -271,6 +297,8 @@ impl Engine {
     }
 
     fn prefill(&mut self, events: &mut Vec<Event>, interrupted: &mut dyn FnMut(u64) -> bool) {
+        let answers = self.active.iter().any(|seq| matches!(seq.stage, Stage::Decode { .. }));
+        let usual = if answers { PREFILL_CHUNK_BESIDE } else { PREFILL_CHUNK };
         let Some(seq) = self.active.iter_mut().find(|seq| matches!(seq.stage, Stage::Prefill))
         else {
             return;
@@ -280,7 +308,8 @@ impl Engine {
         if done == seq.reused {
             events.push(seq.prefill_event(done));
         }
-        let end = seq.request.prompt.len().min(done + PREFILL_CHUNK);
+        let chunk = self.prefill_chunk.unwrap_or(usual);
+        let end = seq.request.prompt.len().min(done + chunk);
         let rows: Vec<Row> = (done..end)
             .map(|position| Row {
                 slot: seq.request.slot,

@@ -64,26 +64,51 @@ fn prompt(n: usize, seed: u32) -> Vec<u32> {
 
 #[test]
 fn a_turn_is_the_same_alone_in_company_and_on_a_warm_slot() {
-    let jobs = [(1, 5, 20), (2, 150, 12), (3, 70, 30), (4, 1, 25)];
+    let kinds = [(5, 20), (150, 12), (70, 30), (1, 25)];
+    let jobs: Vec<(u64, usize, usize)> =
+        (1..=16).zip(kinds.into_iter().cycle()).map(|(id, (n, tokens))| (id, n, tokens)).collect();
     let mut alone = Outcome::new();
-    for (id, length, tokens) in jobs {
-        let mut engine = engine(4, 256);
+    for &(id, length, tokens) in &jobs {
+        let mut engine = engine(1, 256);
         engine.submit(request(id, 0, &prompt(length, id as u32), tokens)).expect("admitted");
         drain(&mut engine, &mut alone);
     }
-    let mut shared = engine(4, 256);
+    let mut shared = engine(16, 256);
     for round in 0..2 {
         let mut together = Outcome::new();
-        for (slot, (id, length, tokens)) in jobs.into_iter().enumerate() {
+        for (slot, &(id, length, tokens)) in jobs.iter().enumerate() {
             shared.submit(request(id, slot, &prompt(length, id as u32), tokens)).expect("admitted");
-            for _ in 0..slot * 2 {
+            // Some start together, some apart.
+            for _ in 0..slot % 4 * 2 {
                 record(shared.step(&mut |_| false), &mut together);
             }
         }
         drain(&mut shared, &mut together);
-        for (id, ..) in jobs {
+        for &(id, ..) in &jobs {
             assert_eq!(together[&id].0, alone[&id].0, "request {id}, round {round}");
         }
+    }
+}
+
+#[test]
+fn a_turn_is_the_same_in_any_chunks() {
+    let mut expected = None;
+    for chunk in [64, 1, 7, 150, 65_536] {
+        let mut engine = engine(1, 256);
+        engine.set_prefill_chunk(chunk);
+        engine.submit(request(3, 0, &prompt(150, 3), 30)).expect("admitted");
+        let events = engine.step(&mut |_| false);
+        let done = events.iter().filter_map(|event| match event {
+            Event::Prefill { done, .. } => Some(*done),
+            _ => None,
+        });
+        assert_eq!(done.max(), Some(chunk.min(150)));
+        let mut outcome = Outcome::new();
+        record(events, &mut outcome);
+        drain(&mut engine, &mut outcome);
+        let tokens = outcome.remove(&3).expect("answered").0;
+        assert_eq!(tokens.len(), 30);
+        assert_eq!(*expected.get_or_insert_with(|| tokens.clone()), tokens, "{chunk}");
     }
 }
 

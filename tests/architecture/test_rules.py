@@ -76,7 +76,7 @@ def test_links_in_documents_lead_somewhere() -> None:
 
 # A module may import modules of its own and of lower levels.
 PYTHON_LEVELS = [
-    {"decimals", "errors"},
+    {"decimals", "errors", "quality", "quality.figures"},
     {"conformance", "conformance.transcript", "conformance.verdict"},
     {
         "arguments",
@@ -94,9 +94,17 @@ PYTHON_LEVELS = [
         "conformance.tracks",
         "fake_engine",
     },
-    {"frames", "models", "openai", "openai.schema", "openai.stream", "template_process"},
+    {
+        "frames",
+        "models",
+        "openai",
+        "openai.schema",
+        "openai.stream",
+        "quality.plain",
+        "template_process",
+    },
     {"admission", "engine_process", "prompt", "telemetry", "model", "conformance.turns"},
-    {"engine", "conformance.monitor"},
+    {"engine", "conformance.monitor", "quality.compare"},
     {"generation", "legacy_process", "conformance.process"},
     {"handlers", "handlers.base", "handlers.event_stream", "conformance.session"},
     {"conformance.player"},
@@ -112,7 +120,7 @@ PYTHON_LEVELS = [
         "commands.convert",
         "commands.legacy_chat",
     },
-    {"commands.chat", "commands.info"},
+    {"commands.bench", "commands.bench.quality", "commands.chat", "commands.info"},
     {"cli"},
     {"__init__", "__main__", "_engine_entry", "_template_worker"},
 ]
@@ -165,7 +173,8 @@ def importers(of: str) -> set[str]:
 
 def test_who_may_import_what() -> None:
     assert importers("ujson") == {"openai.json"}
-    assert importers("numpy") == {"model"}
+    quality = {"quality.compare", "quality.figures", "quality.plain"}
+    assert importers("numpy") == {"model"} | quality
     tornado = importers("tornado")
     assert tornado
     assert all(name == "tornado_app" or name.startswith("handlers.") for name in tornado)
@@ -174,7 +183,8 @@ def test_who_may_import_what() -> None:
     # One waits for its process in a thread of its own, the other with nothing else to do.
     assert importers("subprocess") == {"conformance.process", "template_process"}
     core = {"__init__", "_engine_entry", "commands.serve", "engine", "engine_process", "model"}
-    core |= {"commands.convert", "prompt", "_template_worker"}
+    core |= {"commands.bench.quality", "commands.convert", "prompt", "_template_worker"}
+    core |= {"quality.compare", "quality.plain"}
     assert importers("colibri._core") <= core
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import signal
-from types import FrameType
 
+from colibri.commands.console import terminate_cleanly
 from colibri.conformance import report
 from colibri.conformance.player import Result, Suite, read_rules
 from colibri.conformance.session import Settings
-from colibri.errors import Terminated
 
 
 def run(args: argparse.Namespace) -> int:
@@ -24,17 +22,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.json:
             print(report.line(result), flush=True)
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        # Under nohup it stays ignored.
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, _terminate)
+    terminate_cleanly()
     outcome = Suite(settings, tell).run(rules, args.tags)
     print(report.as_json(outcome, args.engine) if args.json else report.summary(outcome))
     return 1 if outcome.count("fail") else 0
-
-
-def _terminate(number: int, _frame: FrameType | None) -> None:
-    """Lets every ``finally`` end the engine and remove its folder."""
-    for other in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(other, signal.SIG_IGN)
-    raise Terminated(number)

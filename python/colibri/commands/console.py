@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from types import FrameType
 from typing import TextIO
 
 from colibri.engine import Engine, EngineState
 from colibri.engine_process import EngineConfig
-from colibri.errors import ColibriError
+from colibri.errors import ColibriError, Terminated
 from colibri.models import ModelInfo
 
 # Progress of shorter work is not worth a line where nobody may be watching.
@@ -22,6 +24,20 @@ QUIET_S = 2.0
 UPDATE_S = 0.1
 DEFAULT_CTX = 4096
 CLEAR_LINE = "\r\x1b[K"
+
+
+def terminate_cleanly() -> None:
+    """Lets every ``finally`` end engines and remove folders when the process is terminated."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # Under nohup it stays ignored.
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _terminate)
+
+
+def _terminate(number: int, _frame: FrameType | None) -> None:
+    for other in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(other, signal.SIG_IGN)
+    raise Terminated(number)
 
 
 class ProgressLine:

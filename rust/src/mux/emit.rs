@@ -68,7 +68,7 @@ impl Emitter {
         let runner = &engine.runner;
         let ids = |ids: &[u32]| ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
         let layers: Vec<String> = runner.model.sparse_layers.iter().map(usize::to_string).collect();
-        let caps = [
+        let mut caps = vec![
             ("proto", "1".to_owned()),
             ("ctx", runner.ctx.to_string()),
             ("slots", runner.slots.len().to_string()),
@@ -80,6 +80,9 @@ impl Emitter {
             ("isa", runner.isa().name().to_owned()),
             ("threads", runner.n_threads().to_string()),
         ];
+        if let Some(tokens) = engine.prefill_chunk() {
+            caps.push(("prefill_chunk", tokens.to_string()));
+        }
         let caps: Vec<(&str, &str)> = caps.iter().map(|(k, v)| (*k, v.as_str())).collect();
         self.out.write(|out| frame::write_caps(out, &caps));
     }

@@ -10,7 +10,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::sampling::Sampling;
-use crate::engine::{Engine, Event, Generated, Request};
+use crate::cpu::Isa;
+use crate::engine::{Engine, Event, Generated, MAX_PREFILL_CHUNK, Request};
 use crate::error::Error;
 use crate::model::{Logits, Row, Trace};
 use crate::runner::RunnerOptions;
@@ -35,7 +36,8 @@ fn lock(engine: &Mutex<Engine>) -> MutexGuard<'_, Engine> {
 #[pymethods]
 impl Model {
     #[new]
-    #[pyo3(signature = (path, ram_gb, ctx, threads, progress=None))]
+    #[pyo3(signature = (path, ram_gb, ctx, threads, progress=None, isa=None, prefill_chunk=None))]
+    #[allow(clippy::too_many_arguments, reason = "what the stub file says")]
     fn new(
         py: Python<'_>,
         path: &str,
@@ -43,6 +45,8 @@ impl Model {
         ctx: Option<usize>,
         threads: Option<usize>,
         progress: Option<Py<PyAny>>,
+        isa: Option<&str>,
+        prefill_chunk: Option<usize>,
     ) -> PyResult<Self> {
         if ctx.is_some_and(|ctx| ctx < 2) {
             return Err(PyValueError::new_err("ctx: at least 2 tokens are needed"));
@@ -54,16 +58,28 @@ impl Model {
             ctx,
             ram_bytes: ram_gb.map(|gb| (gb * 1e9) as u64),
             threads,
+            isa: isa
+                .map(Isa::choose)
+                .transpose()
+                .map_err(|reason| PyValueError::new_err(format!("isa: {reason}")))?,
             ..RunnerOptions::default()
         };
+        if prefill_chunk.is_some_and(|n| !(1..=MAX_PREFILL_CHUNK).contains(&n)) {
+            return Err(PyValueError::new_err(format!(
+                "prefill_chunk must be from 1 to {MAX_PREFILL_CHUNK}"
+            )));
+        }
         let mut failed = None;
-        let engine = py.detach(|| {
+        let mut engine = py.detach(|| {
             Engine::load(Path::new(path), &options, &mut |done, total| {
                 if let Some(call) = progress.as_ref().filter(|_| failed.is_none()) {
                     failed = Python::attach(|py| call.call1(py, ("load", done, total)).err());
                 }
             })
         })?;
+        if let Some(tokens) = prefill_chunk {
+            engine.set_prefill_chunk(tokens);
+        }
         match failed {
             Some(error) => Err(error),
             None => {
