@@ -63,21 +63,40 @@ def rms_norm(x: np.ndarray, w: np.ndarray, eps: float) -> np.ndarray:
     return x * inverse * w
 
 
-def exp(x: np.ndarray) -> np.ndarray:
-    """Rule 1: the one form of e^x, as kernels/math.rs documents it."""
-    clamped = np.clip(x, F32(-104), F32(89))
-    n = np.rint(clamped * F32(np.log2(np.e)))
-    r = fma(n, F32(-0.693_359_4), clamped)
+def power(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rule 1: t and n of e^x = (1 + t) 2^n, as kernels/math.rs documents it."""
+    n = np.rint(x * F32(np.log2(np.e)))
+    r = fma(n, F32(-0.693_359_4), x)
     r = fma(n, F32(2.121_944_4e-4), r)
     p = np.full_like(r, F32(1) / F32(5040))
     for divisor in (720, 120, 24, 6, 2):
         p = fma(r, p, F32(1) / F32(divisor))
-    e = fma(r * r, p, r) + F32(1)
+    return fma(r * r, p, r), n
+
+
+def scale(x: np.ndarray, n: np.ndarray) -> np.ndarray:
+    """x 2^n in two factors."""
     half = np.rint(n * F32(0.5))
-    return e * np.exp2(half).astype(F32) * np.exp2(n - half).astype(F32)
+    return x * np.exp2(half).astype(F32) * np.exp2(n - half).astype(F32)
+
+
+def exp(x: np.ndarray) -> np.ndarray:
+    t, n = power(np.clip(x, F32(-120), F32(89)))
+    return scale(F32(1) + t, n)
 
 
 def silu(x: np.ndarray) -> np.ndarray:
-    """x / (1 + e^-x), from e^-|x|."""
-    e = exp(-np.abs(x))
-    return x * (np.where(x < 0, e, F32(1)) / (F32(1) + e))
+    """Rule 1: x / (1 + e^-x) from e^-|x|, with the rests of its two sums and its quotient."""
+    negative = x < 0
+    t, n = power(-np.minimum(np.abs(x), F32(120)))
+    e = F32(1) + t
+    e_rest = t - (e - F32(1))
+    top = np.where(negative, x * e, x)
+    top_rest = np.where(negative, fma(x, e_rest, fma(x, e, -(x * e))), F32(0))
+    bottom = F32(1) + scale(e, n)
+    bottom_rest = (scale(e, n) - (bottom - F32(1))) + scale(e_rest, n)
+    inverse = F32(1) / bottom
+    q = top * inverse
+    left = fma(-q, bottom, top) + fma(-q, bottom_rest, top_rest)
+    q = q + left * inverse
+    return np.where(negative, scale(q, n), q)
