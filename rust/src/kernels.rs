@@ -46,7 +46,7 @@ impl Kernels {
     pub fn matmul(&self, team: &Team, w: &Matrix, x: &[f32]) -> Vec<f32> {
         let inputs = self.inputs(team, w, x);
         let work = x.len() * w.n_out;
-        self.by_tiles(team, w, inputs.n_rows, work, |first, out| {
+        by_tiles(team, w, inputs.n_rows, work, |first, out| {
             self.product(w, first, &inputs, out);
         })
     }
@@ -61,41 +61,12 @@ impl Kernels {
         let other_group = gate.group() != up.group();
         let up_inputs = if other_group { &self.inputs(team, up, x) } else { &gate_inputs };
         let work = 2 * x.len() * gate.n_out;
-        self.by_tiles(team, gate, gate_inputs.n_rows, work, |first, out| {
+        by_tiles(team, gate, gate_inputs.n_rows, work, |first, out| {
             let mut ups = vec![[0.0; TILE]; out.len()];
             self.product(up, first, up_inputs, &mut ups);
             self.product(gate, first, &gate_inputs, out);
             self.silu_mul(out.as_flattened_mut(), ups.as_flattened());
         })
-    }
-
-    /// Has `f(first tile, [tiles][rows][16])` fill all tiles of a result with the rows of `w`;
-    /// returns it as `[rows][n_out]`.
-    fn by_tiles(
-        &self,
-        team: &Team,
-        w: &Matrix,
-        n_rows: usize,
-        work: usize,
-        f: impl Fn(usize, &mut [Lanes]) + Sync,
-    ) -> Vec<f32> {
-        if n_rows == 0 {
-            return Vec::new();
-        }
-        // Tile-major first: a thread owns whole tiles, and no two threads write into one row.
-        let mut tiles = vec![[0.0f32; TILE]; w.n_tiles() * n_rows];
-        let tiles_per_chunk = w.n_tiles().div_ceil(team.n_threads() * 4).next_multiple_of(4);
-        team.for_each_chunk(&mut tiles, tiles_per_chunk * n_rows, work, |i, out| {
-            f(i * tiles_per_chunk, out);
-        });
-        let mut y = vec![0.0; n_rows * w.n_out];
-        team.for_each_chunk(&mut y, w.n_out, n_rows * w.n_out, |row, y| {
-            // Drops the padding of the last tile.
-            for (y, tile) in y.chunks_mut(TILE).zip(tiles.chunks_exact(n_rows)) {
-                y.copy_from_slice(&tile[row][..y.len()]);
-            }
-        });
-        y
     }
 
     /// The rows `x` as products with `w` take them.
@@ -202,6 +173,34 @@ impl Quantized {
     fn rows(&self) -> IntRows<'_> {
         IntRows { words: &self.words, scales: &self.scales, sums: &self.sums, groups: self.groups }
     }
+}
+
+/// Has `f(first tile, [tiles][rows][16])` fill all tiles of a result with the rows of `w`;
+/// returns it as `[rows][n_out]`.
+fn by_tiles(
+    team: &Team,
+    w: &Matrix,
+    n_rows: usize,
+    work: usize,
+    f: impl Fn(usize, &mut [Lanes]) + Sync,
+) -> Vec<f32> {
+    if n_rows == 0 {
+        return Vec::new();
+    }
+    // Tile-major first: a thread owns whole tiles, and no two threads write into one row.
+    let mut tiles = vec![[0.0f32; TILE]; w.n_tiles() * n_rows];
+    let tiles_per_chunk = w.n_tiles().div_ceil(team.n_threads() * 4).next_multiple_of(4);
+    team.for_each_chunk(&mut tiles, tiles_per_chunk * n_rows, work, |i, out| {
+        f(i * tiles_per_chunk, out);
+    });
+    let mut y = vec![0.0; n_rows * w.n_out];
+    team.for_each_chunk(&mut y, w.n_out, n_rows * w.n_out, |row, y| {
+        // Drops the padding of the last tile.
+        for (y, tile) in y.chunks_mut(TILE).zip(tiles.chunks_exact(n_rows)) {
+            y.copy_from_slice(&tile[row][..y.len()]);
+        }
+    });
+    y
 }
 
 /// Indices of the `k` largest of `scores`, largest first, ties by the lower index.

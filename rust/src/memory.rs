@@ -32,13 +32,17 @@ fn is_large(layout: Layout) -> bool {
     cfg!(target_os = "linux") && layout.size() >= LARGE && layout.align() <= GRAIN
 }
 
+fn large(layout: Layout) -> *mut u8 {
+    heap().take(layout.size()).map_or(ptr::null_mut(), |at| at as *mut u8)
+}
+
 // SAFETY: blocks of `Heap` are disjoint, as large as asked for and aligned to `GRAIN`, and a layout
 // always goes to the same of both allocators.
 #[allow(unsafe_code, reason = "an allocator cannot be written without")]
 unsafe impl GlobalAlloc for HugePages {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if is_large(layout) {
-            return heap().take(layout.size()).map_or(ptr::null_mut(), |at| at as *mut u8);
+            return large(layout);
         }
         // SAFETY: the caller's promises.
         unsafe { System.alloc(layout) }
@@ -55,14 +59,12 @@ unsafe impl GlobalAlloc for HugePages {
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         if is_large(layout) {
-            // SAFETY: the caller's promises; the block is as long as the layout.
-            unsafe {
-                let block = self.alloc(layout);
-                if !block.is_null() {
-                    ptr::write_bytes(block, 0, layout.size());
-                }
-                return block;
+            let block = large(layout);
+            if !block.is_null() {
+                // SAFETY: the block is as long as the layout.
+                unsafe { ptr::write_bytes(block, 0, layout.size()) }
             }
+            return block;
         }
         // SAFETY: the caller's promises.
         unsafe { System.alloc_zeroed(layout) }
@@ -75,15 +77,15 @@ unsafe impl GlobalAlloc for HugePages {
             // SAFETY: the caller's promises; the block stays a small one.
             return unsafe { System.realloc(block, layout, size) };
         }
-        // SAFETY: the caller's promises; both blocks hold the bytes that are copied.
-        unsafe {
-            let to = self.alloc(new);
-            if !to.is_null() {
-                ptr::copy_nonoverlapping(block, to, layout.size().min(size));
-                self.dealloc(block, layout);
-            }
-            to
+        // SAFETY: the caller promises that the size is not 0.
+        let to = unsafe { self.alloc(new) };
+        if !to.is_null() {
+            // SAFETY: both blocks hold the bytes that are copied, and are disjoint.
+            unsafe { ptr::copy_nonoverlapping(block, to, layout.size().min(size)) }
+            // SAFETY: the caller's promises.
+            unsafe { self.dealloc(block, layout) }
         }
+        to
     }
 }
 
