@@ -1,8 +1,8 @@
 """The engines that `peers.py` compares: each answers the same three questions about one model.
 
-`Colibri` drives `colibri-engine` over its wire, as the server does. `LlamaCpp` calls the C functions
-of the `llama-cpp-python` package in a process of its own (`python benchmarks/peer_workers.py MODEL
-THREADS`), so that neither engine's threads live in the other's process.
+`Colibri` drives `colibri-engine` over its wire, as the server does. `LlamaCpp` calls the C
+functions of the `llama-cpp-python` package in a process of its own (`python
+benchmarks/peer_workers.py MODEL THREADS`), so that no engine's threads live in another's process.
 """
 
 from __future__ import annotations
@@ -183,7 +183,9 @@ class LlamaCppModel:
         context.kv_unified = True
         context.n_threads = context.n_threads_batch = threads
         self.context = llama_cpp.llama_init_from_model(self.model, context)
-        self.vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
+        self.vocabulary = llama_cpp.llama_vocab_n_tokens(
+            llama_cpp.llama_model_get_vocab(self.model)
+        )
         self.batch = llama_cpp.llama_batch_init(512, 0, SEQUENCES)
 
     def forward(self, rows: list[tuple[int, int, int, bool]]) -> None:

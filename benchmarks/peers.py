@@ -1,8 +1,8 @@
 """Our engine and llama.cpp on the same weights, run by run in turn, as JSON.
 
     pip install gguf llama-cpp-python      # the latter built natively from its source package
-    python scripts/make_peer_model.py small MODELS
-    python benchmarks/peers.py MODELS [--pairs Q4_0:int4-g32] [--threads 2] [--rounds 5] [--out FILE]
+    python scripts/make_peer_model.py MODELS
+    python benchmarks/peers.py MODELS [--pairs Q4_0:int4-g64] [--threads 2] [--rounds 5] [--out F]
 
 MODELS holds `small-bf16.gguf` and the same weights in `small-hf`; each pair is made of them once,
 by llama.cpp's quantiser and by `colibri convert`. Rates are tokens per second. Ratios are ours to
@@ -52,14 +52,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the JSON there instead of stdout")
     args = parser.parse_args()
 
-    results = []
-    for pair in args.pairs.split(","):
-        theirs, ours = pair.split(":")
-        for threads in map(int, args.threads.split(",")):
-            results.append(
-                {"theirs": theirs, "ours": ours, "threads": threads}
-                | compare(args.models, theirs, ours, threads, args.rounds)
-            )
+    results = [
+        {"theirs": theirs, "ours": ours, "threads": threads}
+        | compare(args.models, theirs, ours, threads, args.rounds)
+        for theirs, ours in (pair.split(":") for pair in args.pairs.split(","))
+        for threads in map(int, args.threads.split(","))
+    ]
     write_report({"what": "ours and llama.cpp", "results": results}, args.out)
 
 
