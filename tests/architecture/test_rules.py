@@ -215,7 +215,7 @@ def test_help_loads_nothing_heavy() -> None:
 # --- Rust ---
 
 RUST_LEVELS = [
-    {"error", "cpu"},
+    {"error", "cpu", "memory"},
     {"dtype", "stdio", "tensor", "matrix", "quant"},
     {"kernels", "threads", "store", "gpu"},
     {"config", "tokenizer", "template", "kv", "sample", "grammar", "telemetry"},
