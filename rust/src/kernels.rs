@@ -105,6 +105,18 @@ impl Kernels {
         self.table.softmax_weights(x, max, temperature);
     }
 
+    /// An indexer's scores of the first positions of a block; see [`generic::index_scores`].
+    pub fn index_scores(
+        &self,
+        q: &[f32],
+        weights: &[f32],
+        scale: f32,
+        keys: &[f32],
+        out: &mut [f32],
+    ) {
+        self.table.index_scores(q, weights, scale, keys, out);
+    }
+
     /// Adds one key/value block to a query's attention; see [`generic::attend_block`].
     #[allow(clippy::too_many_arguments, reason = "mirrors the kernel")]
     pub fn attend_block(

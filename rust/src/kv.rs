@@ -15,12 +15,14 @@ pub struct KvLayout {
     pub k_dim: usize,
     /// Elements of one head's value.
     pub v_dim: usize,
+    /// Elements of the key by which an indexer judges the position; 0 where there is none.
+    pub index_dim: usize,
 }
 
 impl KvLayout {
     /// Bytes one position takes.
     pub fn bytes_per_position(self) -> usize {
-        self.heads * (self.k_dim + self.v_dim) * 4
+        (self.heads * (self.k_dim + self.v_dim) + self.index_dim) * 4
     }
 }
 
@@ -30,6 +32,8 @@ struct Block {
     keys: Vec<f32>,
     /// `[heads][256 positions][v_dim]`
     values: Vec<f32>,
+    /// `[16 tiles][index_dim][16 positions]`
+    index_keys: Vec<f32>,
 }
 
 /// One layer's keys and values.
@@ -45,24 +49,56 @@ impl LayerKv {
 
     /// Stores `key` `[heads][k_dim]` and `value` `[heads][v_dim]` of `position`.
     pub fn write(&mut self, position: usize, key: &[f32], value: &[f32]) {
-        let KvLayout { heads, k_dim, v_dim } = self.layout;
-        let (block, at) = (position / KV_BLOCK, position % KV_BLOCK);
-        while self.blocks.len() <= block {
-            self.blocks.push(Block {
-                keys: vec![0.0; heads * KV_BLOCK * k_dim],
-                values: vec![0.0; heads * KV_BLOCK * v_dim],
-            });
-        }
-        let block = &mut self.blocks[block];
+        let KvLayout { k_dim, v_dim, .. } = self.layout;
+        let (block, at) = (self.block(position), position % KV_BLOCK);
         for (head, key) in key.chunks_exact(k_dim).enumerate() {
-            let tile = (head * KV_BLOCK / TILE + at / TILE) * k_dim * TILE;
-            for (d, &k) in key.iter().enumerate() {
-                block.keys[tile + d * TILE + at % TILE] = k;
-            }
+            put_in_tile(&mut block.keys[head * KV_BLOCK * k_dim..], at, key);
         }
         for (head, value) in value.chunks_exact(v_dim).enumerate() {
             block.values[(head * KV_BLOCK + at) * v_dim..][..v_dim].copy_from_slice(value);
         }
+    }
+
+    /// Stores the index key `[index_dim]` of `position`.
+    pub fn write_index(&mut self, position: usize, key: &[f32]) {
+        put_in_tile(&mut self.block(position).index_keys, position % KV_BLOCK, key);
+    }
+
+    /// The block that holds `position`, made if need be.
+    fn block(&mut self, position: usize) -> &mut Block {
+        let KvLayout { heads, k_dim, v_dim, index_dim } = self.layout;
+        while self.blocks.len() <= position / KV_BLOCK {
+            self.blocks.push(Block {
+                keys: vec![0.0; heads * KV_BLOCK * k_dim],
+                values: vec![0.0; heads * KV_BLOCK * v_dim],
+                index_keys: vec![0.0; KV_BLOCK * index_dim],
+            });
+        }
+        &mut self.blocks[position / KV_BLOCK]
+    }
+
+    /// The index keys of 256 positions, `[16 tiles][index_dim][16 positions]`.
+    pub fn index_keys(&self, block: usize) -> &[f32] {
+        &self.blocks[block].index_keys
+    }
+
+    /// Copies of the keys and values of up to 256 `positions` of the only head, laid out as if
+    /// they followed one another.
+    pub fn gather(&self, positions: &[usize]) -> (Vec<f32>, Vec<f32>) {
+        let KvLayout { k_dim, v_dim, .. } = self.layout;
+        let mut keys = vec![0.0; positions.len().next_multiple_of(TILE) * k_dim];
+        let mut values = Vec::with_capacity(positions.len() * v_dim);
+        let mut key = vec![0.0; k_dim];
+        for (i, position) in positions.iter().enumerate() {
+            let (block, at) = (&self.blocks[position / KV_BLOCK], position % KV_BLOCK);
+            let tile = &block.keys[at / TILE * k_dim * TILE..][..k_dim * TILE];
+            for (k, lanes) in key.iter_mut().zip(tile.chunks_exact(TILE)) {
+                *k = lanes[at % TILE];
+            }
+            put_in_tile(&mut keys, i, &key);
+            values.extend_from_slice(&block.values[at * v_dim..][..v_dim]);
+        }
+        (keys, values)
     }
 
     /// Blocks of `head` covering the first `len` positions: keys, values, positions filled.
@@ -73,6 +109,14 @@ impl LayerKv {
             let n = (len - i * KV_BLOCK).min(KV_BLOCK);
             (&block.keys[head * k..(head + 1) * k], &block.values[head * v..(head + 1) * v], n)
         })
+    }
+}
+
+/// Writes `key` as position `at` of `tiles` `[tiles][key.len()][16 positions]`.
+fn put_in_tile(tiles: &mut [f32], at: usize, key: &[f32]) {
+    let tile = &mut tiles[at / TILE * key.len() * TILE..][..key.len() * TILE];
+    for (lanes, &k) in tile.chunks_exact_mut(TILE).zip(key) {
+        lanes[at % TILE] = k;
     }
 }
 
@@ -130,11 +174,12 @@ mod tests {
 
     #[test]
     fn what_is_written_is_found_in_its_block() {
-        let layout = KvLayout { heads: 2, k_dim: 3, v_dim: 2 };
+        let layout = KvLayout { heads: 2, k_dim: 3, v_dim: 2, index_dim: 2 };
         let mut kv = LayerKv::new(layout);
         for position in 0..300 {
             let p = position as f32;
             kv.write(position, &[p, 1.0, 2.0, -p, 4.0, 5.0], &[p, 7.0, -p, 9.0]);
+            kv.write_index(position, &[p, 0.5]);
         }
         let blocks: Vec<_> = kv.blocks(1, 300).collect();
         assert_eq!(blocks.len(), 2);
@@ -144,6 +189,28 @@ mod tests {
         assert_eq!(keys[(2 * 3) * TILE + 2], -290.0);
         assert_eq!(keys[(2 * 3 + 1) * TILE + 2], 4.0);
         assert_eq!(values[34 * 2], -290.0);
+        let index_keys = kv.index_keys(1);
+        assert_eq!((index_keys[2 * 2 * TILE + 2], index_keys[(2 * 2 + 1) * TILE + 2]), (290.0, 0.5));
+        assert_eq!(layout.bytes_per_position(), (2 * (3 + 2) + 2) * 4);
+    }
+
+    #[test]
+    fn gathered_positions_lie_side_by_side() {
+        let mut kv = LayerKv::new(KvLayout { heads: 1, k_dim: 3, v_dim: 2, index_dim: 0 });
+        for position in 0..600 {
+            let p = position as f32;
+            kv.write(position, &[p, -p, 0.5], &[2.0 * p, 7.0]);
+        }
+        let positions: Vec<usize> = (0..600).step_by(35).collect();
+        let (keys, values) = kv.gather(&positions);
+        assert_eq!(positions.len(), 18);
+        assert_eq!(keys.len(), 2 * 3 * TILE);
+        for (i, &position) in positions.iter().enumerate() {
+            let (p, tile) = (position as f32, i / TILE * 3);
+            let key = [0, 1, 2].map(|d| keys[(tile + d) * TILE + i % TILE]);
+            assert_eq!(key, [p, -p, 0.5]);
+            assert_eq!(values[2 * i..2 * i + 2], [2.0 * p, 7.0]);
+        }
     }
 
     #[test]

@@ -23,6 +23,7 @@ WEIGHTS = 1e-4
 
 
 MODELS = [
+    "deepseek_v3",
     "glm4_moe",
     "glm4_moe_lite",
     "llama",

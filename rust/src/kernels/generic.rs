@@ -174,6 +174,35 @@ pub fn softmax_weights(x: &mut [f32], max: f32, temperature: f32) {
     }
 }
 
+/// An indexer's scores of the first `out.len()` positions of a block.
+///
+/// `q`: `[heads][dim]`. `weights`: `[heads]`. `keys`: `[16 tiles][dim][16 positions]`.
+#[inline(always)]
+pub fn index_scores(q: &[f32], weights: &[f32], scale: f32, keys: &[f32], out: &mut [f32]) {
+    let rows = Rows { n_in: q.len() / weights.len(), x: q };
+    let keys = Plain(keys, |k: f32| k);
+    for (tile, out) in out.chunks_mut(TILE).enumerate() {
+        let mut acc = [0.0f32; TILE];
+        let mut add = |weight: f32, products: &Lanes| {
+            for l in 0..TILE {
+                let dot = products[l] * scale;
+                acc[l] = weight.mul_add(if dot < 0.0 { 0.0 } else { dot }, acc[l]);
+            }
+        };
+        let whole = weights.len() / 4 * 4;
+        for head in (0..whole).step_by(4) {
+            let products = keys.accumulate::<1, 4>(tile, rows, head)[0];
+            for (weight, products) in weights[head..].iter().zip(&products) {
+                add(*weight, products);
+            }
+        }
+        for head in whole..weights.len() {
+            add(weights[head], &keys.accumulate::<1, 1>(tile, rows, head)[0][0]);
+        }
+        out.copy_from_slice(&acc[..out.len()]);
+    }
+}
+
 /// Adds the first `n` positions of one key/value block to the attention of one query.
 ///
 /// `q`: `[k_dim]`. `keys`: `[16 tiles][k_dim][16 positions]`. `values`: `[256][v_dim]`.

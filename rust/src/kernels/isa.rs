@@ -13,6 +13,7 @@ pub struct Table {
     rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
     silu_mul: unsafe fn(&mut [f32], &[f32]),
     softmax_weights: unsafe fn(&mut [f32], f32, f32),
+    index_scores: unsafe fn(&[f32], &[f32], f32, &[f32], &mut [f32]),
     attend_block: unsafe fn(&[f32], f32, &[f32], &[f32], usize, &mut Softmax, &mut [f32]),
 }
 
@@ -42,6 +43,7 @@ macro_rules! level {
                 rms_norm,
                 silu_mul,
                 softmax_weights,
+                index_scores,
                 attend_block,
             };
 
@@ -68,6 +70,11 @@ macro_rules! level {
             $(#[target_feature(enable = $feature)])*
             fn softmax_weights(x: &mut [f32], max: f32, temperature: f32) {
                 generic::softmax_weights(x, max, temperature);
+            }
+
+            $(#[target_feature(enable = $feature)])*
+            fn index_scores(q: &[f32], w: &[f32], scale: f32, keys: &[f32], out: &mut [f32]) {
+                generic::index_scores(q, w, scale, keys, out);
             }
 
             $(#[target_feature(enable = $feature)])*
@@ -149,6 +156,11 @@ impl Table {
     pub fn softmax_weights(&self, x: &mut [f32], max: f32, temperature: f32) {
         // SAFETY: as above.
         unsafe { (self.softmax_weights)(x, max, temperature) }
+    }
+
+    pub fn index_scores(&self, q: &[f32], w: &[f32], scale: f32, keys: &[f32], out: &mut [f32]) {
+        // SAFETY: as above.
+        unsafe { (self.index_scores)(q, w, scale, keys, out) }
     }
 
     #[allow(clippy::too_many_arguments, reason = "mirrors the kernel")]

@@ -66,6 +66,27 @@ pub fn rms_norm(x: &[f32], w: &[f32], eps: f32) -> Vec<f32> {
     x.iter().zip(w).map(|(x, w)| x * inverse * w).collect()
 }
 
+/// Layer normalisation; squares are rounded before they are added.
+pub fn layer_norm(x: &[f32], w: &[f32], b: &[f32], eps: f32) -> Vec<f32> {
+    let n = x.len() as f32;
+    let mean = strided_sum(x.iter().copied(), |acc, v| acc + v) / n;
+    let squares = strided_sum(x.iter().map(|v| v - mean), |acc, v| acc + v * v);
+    let inverse = 1.0 / (squares / n + eps).sqrt();
+    x.iter().zip(w).zip(b).map(|((x, w), b)| (x - mean) * inverse * w + b).collect()
+}
+
+/// An indexer's score of each of `keys`: over its heads, the weighted sum of what of
+/// q . key * scale is positive. `q`: one query a head.
+pub fn index_scores(q: &[Vec<f32>], weights: &[f32], scale: f32, keys: &[Vec<f32>]) -> Vec<f32> {
+    let score = |key: &Vec<f32>| {
+        q.iter().zip(weights).fold(0.0f32, |acc, (q, &weight)| {
+            let dot = (0..q.len()).fold(0.0f32, |a, d| key[d].mul_add(q[d], a)) * scale;
+            weight.mul_add(if dot < 0.0 { 0.0 } else { dot }, acc)
+        })
+    };
+    keys.iter().map(score).collect()
+}
+
 /// `SwiGLU`'s inner product.
 pub fn silu_mul(gate: &[f32], up: &[f32]) -> Vec<f32> {
     gate.iter().zip(up).map(|(&g, &u)| math::silu(g) * u).collect()

@@ -155,6 +155,56 @@ fn norms_and_activations_equal_scalar_bit_for_bit() {
     });
 }
 
+/// Keys of one block as the kernels read them.
+fn tiled(keys: &[Vec<f32>]) -> Vec<f32> {
+    let dim = keys[0].len();
+    let mut tiled = vec![0.0; KV_BLOCK * dim];
+    for (j, key) in keys.iter().enumerate() {
+        for (d, v) in key.iter().enumerate() {
+            tiled[(j / TILE * dim + d) * TILE + j % TILE] = *v;
+        }
+    }
+    tiled
+}
+
+#[test]
+fn index_scores_equal_scalar_bit_for_bit() {
+    every_isa(|kernels| {
+        let mut random = Random(6);
+        for (n_heads, dim) in [(1, 3), (3, 16), (4, 8), (8, 20), (13, 16)] {
+            for len in [1, 15, 16, 17, 100, 256] {
+                let q: Vec<Vec<f32>> = (0..n_heads).map(|_| random.floats(dim)).collect();
+                let keys: Vec<Vec<f32>> = (0..len).map(|_| random.floats(dim)).collect();
+                let weights = random.floats(n_heads);
+                let mut scores = vec![0.0; len];
+                kernels.index_scores(&q.concat(), &weights, 0.25, &tiled(&keys), &mut scores);
+                let expected = scalar::index_scores(&q, &weights, 0.25, &keys);
+                assert_same_bits(&scores, &expected, "index scores");
+            }
+        }
+        let mut scores = [0.0];
+        kernels.index_scores(&[f32::NAN], &[1.0], 1.0, &tiled(&[vec![1.0]]), &mut scores);
+        assert!(scores[0].is_nan(), "a NaN is not taken for a score of zero");
+    });
+}
+
+#[test]
+fn layer_norms_have_mean_and_spread_of_their_weights() {
+    let mut random = Random(7);
+    for n in [2, 16, 100] {
+        let (x, w, b) = (random.floats(n), random.floats(n), random.floats(n));
+        let exact: Vec<f64> = x.iter().map(|v| f64::from(*v)).collect();
+        let mean = exact.iter().sum::<f64>() / n as f64;
+        let spread = exact.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n as f64;
+        let out = scalar::layer_norm(&x, &w, &b, 1e-6);
+        for i in 0..n {
+            let normed = (exact[i] - mean) / (spread + 1e-6).sqrt();
+            let expected = normed * f64::from(w[i]) + f64::from(b[i]);
+            assert!((f64::from(out[i]) - expected).abs() < 1e-4, "{n}, {i}");
+        }
+    }
+}
+
 #[test]
 fn attention_equals_scalar_bit_for_bit_at_every_length() {
     every_isa(|kernels| {
@@ -166,12 +216,7 @@ fn attention_equals_scalar_bit_for_bit_at_every_length() {
                 let values: Vec<Vec<f32>> = (0..len).map(|_| random.floats(v_dim)).collect();
                 let (mut state, mut acc) = (Softmax::EMPTY, vec![0.0; v_dim]);
                 for (keys, values) in keys.chunks(KV_BLOCK).zip(values.chunks(KV_BLOCK)) {
-                    let mut tiled = vec![0.0; KV_BLOCK * k_dim];
-                    for (j, key) in keys.iter().enumerate() {
-                        for (d, v) in key.iter().enumerate() {
-                            tiled[(j / TILE * k_dim + d) * TILE + j % TILE] = *v;
-                        }
-                    }
+                    let tiled = tiled(keys);
                     let flat = values.concat();
                     kernels.attend_block(&q, 0.25, &tiled, &flat, keys.len(), &mut state, &mut acc);
                 }

@@ -1,11 +1,14 @@
 //! The families, one file each.
 
+mod deepseek_ffn;
+mod deepseek_v2;
+mod deepseek_v3;
 mod glm4_moe;
 mod glm4_moe_lite;
-mod glm_ffn;
 mod gqa_config;
 mod gqa_decoder;
 mod llama;
+mod mla_config;
 mod mixtral;
 mod olmoe;
 mod qwen2_moe;
@@ -25,8 +28,11 @@ pub struct Family {
 
 /// Every family this version runs.
 pub const FAMILIES: &[Family] = &[
+    deepseek_v2::FAMILY,
+    deepseek_v3::DEEPSEEK_V3,
     glm4_moe::FAMILY,
     glm4_moe_lite::FAMILY,
+    deepseek_v3::KIMI_K2,
     llama::FAMILY,
     mixtral::FAMILY,
     olmoe::FAMILY,

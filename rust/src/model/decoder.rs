@@ -72,7 +72,7 @@ impl Decoder {
                 return Err(Error::Interrupted);
             }
             step.kernels.rms_norm(&x, &layer.input_norm, self.eps, &mut normed);
-            add(&mut x, &layer.attention.forward(i, &normed, step));
+            add(&mut x, &layer.attention.forward(i, &normed, step)?);
             step.kernels.rms_norm(&x, &layer.post_norm, self.eps, &mut normed);
             add(&mut x, &layer.ffn.forward(i, &normed, step)?);
         }

@@ -44,7 +44,8 @@ pub struct QkNorm {
 impl Gqa {
     /// What the layer keeps for each position.
     pub fn kv_layout(&self) -> KvLayout {
-        KvLayout { heads: self.n_kv_heads, k_dim: self.head_dim, v_dim: self.head_dim }
+        let dim = self.head_dim;
+        KvLayout { heads: self.n_kv_heads, k_dim: dim, v_dim: dim, index_dim: 0 }
     }
 
     /// See [`super::attention::Attention::forward`].
@@ -69,7 +70,7 @@ impl Gqa {
                 kv.write(row.position, k, &v[r * kv_width..(r + 1) * kv_width]);
             }
             let scale = 1.0 / (self.head_dim as f32).sqrt();
-            let out = attend(step, layer, self.kv_layout(), self.n_heads, &q, scale);
+            let out = attend(step, step.rows, layer, self.kv_layout(), self.n_heads, &q, scale);
             self.o_proj.forward(kernels, team, &out)
         });
         step.phases.attention += elapsed;

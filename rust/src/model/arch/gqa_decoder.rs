@@ -5,6 +5,7 @@ use super::gqa_config::GqaConfig;
 use crate::config::Config;
 use crate::error::Result;
 use crate::experts::ExpertSource;
+use crate::model::attention::Attention;
 use crate::model::ffn::{Ffn, Moe, Shared};
 use crate::model::loader::{Assembled, MAX_DIM, MAX_EXPERTS, MAX_LAYERS, PartNames};
 use crate::model::router::{Router, SoftmaxRouter};
@@ -49,6 +50,7 @@ pub fn qwen_sparse_layers(config: &Config) -> Result<Vec<bool>> {
 /// Loads the whole model; without `moe` all layers are dense.
 pub fn load(loader: &mut Loader, attention: &GqaConfig, moe: Option<&Experts>) -> Result<Model> {
     let config = loader.config;
+    config.full_attention(loader.max_ctx)?;
     config.only("hidden_act", "silu")?;
     config.only("scoring_func", "softmax")?;
     let n_layers = config.count("num_hidden_layers", MAX_LAYERS)?;
@@ -60,6 +62,7 @@ pub fn load(loader: &mut Loader, attention: &GqaConfig, moe: Option<&Experts>) -
     for i in 0..n_layers {
         let prefix = format!("model.layers.{i}");
         let attention = attention.load(loader, &format!("{prefix}.self_attn"))?;
+        let attention = Attention::Gqa(attention);
         let ffn = match moe.filter(|moe| moe.sparse[i]) {
             None => Ffn::Dense(loader.swiglu(&format!("{prefix}.mlp"), dense_width, hidden)?),
             Some(moe) => {
@@ -100,7 +103,12 @@ fn load_sparse(
     Ok(Moe {
         map_row,
         gate: loader.matrix_f32(&format!("{block}.gate"), moe.n, hidden)?,
-        router: Router::Softmax(SoftmaxRouter { top_k: moe.top_k, normalise: moe.normalise }),
+        router: Router::Softmax(SoftmaxRouter {
+            top_k: moe.top_k,
+            groups: None,
+            normalise: moe.normalise,
+            scale: 1.0,
+        }),
         shared,
     })
 }

@@ -18,7 +18,7 @@ fn load(loader: &mut Loader) -> Result<Model> {
     let bias = config.flag_or("attention_bias", false)?;
     let attention = GqaConfig::read(
         loader,
-        Form { qkv_bias: bias, o_bias: bias, qk_norm: None, partial_rotary: None },
+        Form { qkv_bias: bias, o_bias: bias, ..Form::default() },
     )?;
     gqa_decoder::load(loader, &attention, None)
 }

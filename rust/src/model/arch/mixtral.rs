@@ -15,10 +15,7 @@ pub const FAMILY: Family = Family { name: "mixtral", load };
 
 fn load(loader: &mut Loader) -> Result<Model> {
     let config = loader.config;
-    let attention = GqaConfig::read(
-        loader,
-        Form { qkv_bias: false, o_bias: false, qk_norm: None, partial_rotary: None },
-    )?;
+    let attention = GqaConfig::read(loader, Form::default())?;
     let (n, top_k) = expert_counts(config)?;
     let experts = Experts {
         block: "block_sparse_moe",

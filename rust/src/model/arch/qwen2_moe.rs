@@ -19,9 +19,7 @@ fn load(loader: &mut Loader) -> Result<Model> {
         loader,
         Form {
             qkv_bias: config.flag_or("qkv_bias", true)?,
-            o_bias: false,
-            qk_norm: None,
-            partial_rotary: None,
+            ..Form::default()
         },
     )?;
     let (n, top_k) = expert_counts(config)?;

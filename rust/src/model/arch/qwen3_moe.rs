@@ -18,7 +18,7 @@ fn load(loader: &mut Loader) -> Result<Model> {
     let bias = config.flag_or("attention_bias", false)?;
     let attention = GqaConfig::read(
         loader,
-        Form { qkv_bias: bias, o_bias: bias, qk_norm: Some(NormOver::Head), partial_rotary: None },
+        Form { qkv_bias: bias, o_bias: bias, qk_norm: Some(NormOver::Head), ..Form::default() },
     )?;
     let (n, top_k) = expert_counts(config)?;
     let experts = Experts {
