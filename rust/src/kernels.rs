@@ -8,6 +8,8 @@ mod isa;
 pub mod math;
 pub mod scalar;
 
+use std::ops::Range;
+
 use crate::cpu::Isa;
 use crate::matrix::{Elements, Matrix, TILE, padded_group};
 use crate::threads::Team;
@@ -100,6 +102,11 @@ impl Kernels {
         self.table.silu_mul(gate, up);
     }
 
+    /// `gate = (up + 1) * gate * sigmoid(alpha * gate)`, clamped; see [`generic::clamped_swiglu`].
+    pub fn clamped_swiglu(&self, gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
+        self.table.clamped_swiglu(gate, up, alpha, limit);
+    }
+
     /// `x = e^((x - max) / temperature)`.
     pub fn softmax_weights(&self, x: &mut [f32], max: f32, temperature: f32) {
         self.table.softmax_weights(x, max, temperature);
@@ -117,7 +124,7 @@ impl Kernels {
         self.table.index_scores(q, weights, scale, keys, out);
     }
 
-    /// Adds one key/value block to a query's attention; see [`generic::attend_block`].
+    /// Adds positions of one key/value block to a query's attention; see [`generic::attend_block`].
     #[allow(clippy::too_many_arguments, reason = "mirrors the kernel")]
     pub fn attend_block(
         &self,
@@ -125,11 +132,11 @@ impl Kernels {
         scale: f32,
         keys: &[f32],
         values: &[f32],
-        n: usize,
+        positions: Range<usize>,
         state: &mut Softmax,
         acc: &mut [f32],
     ) {
-        self.table.attend_block(q, scale, keys, values, n, state, acc);
+        self.table.attend_block(q, scale, keys, values, positions, state, acc);
     }
 }
 
@@ -153,6 +160,15 @@ fn scatter(tiles: &[Lanes], n_rows: usize, n_out: usize, y: &mut [f32]) {
         let width = TILE.min(n_out - t * TILE);
         for (r, lanes) in rows.iter().enumerate() {
             y[r * n_out + t * TILE..][..width].copy_from_slice(&lanes[..width]);
+        }
+    }
+}
+
+/// Adds `bias` to each row of `y` `[rows][bias.len()]`.
+pub fn add_bias(y: &mut [f32], bias: &[f32]) {
+    for row in y.chunks_exact_mut(bias.len()) {
+        for (y, b) in row.iter_mut().zip(bias) {
+            *y += b;
         }
     }
 }

@@ -19,7 +19,7 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use manifest::{Content, JOURNAL, MANIFEST, Manifest};
 use record::{Digest, Part, RECORDS_KEY};
-pub use source::MatrixSource;
+pub use source::{MatrixSource, Stride, VectorSource};
 
 /// Largest safetensors header accepted; the format's own library stops at the same size.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
@@ -43,6 +43,21 @@ pub struct Tensor {
     pub record: Option<Arc<[Part]>>,
     /// What its bytes must be, if a manifest says so.
     digest: Option<Arc<Digest>>,
+}
+
+impl Tensor {
+    /// Where the part `index` of the outermost dimension lies.
+    fn slab(&self, index: usize) -> Self {
+        let bytes = self.bytes / self.shape[0];
+        Self {
+            shape: self.shape[1..].to_vec(),
+            offset: self.offset + (index * bytes) as u64,
+            bytes,
+            record: None,
+            digest: None,
+            ..*self
+        }
+    }
 }
 
 struct Shard {

@@ -14,10 +14,21 @@ use serde_json::{Value, json};
 
 /// Every model with a reference in `tests/data/oracle`.
 const MODELS: &[&str] = &[
+    "deepseek_v2",
+    "deepseek_v2_groups",
     "deepseek_v3",
+    "deepseek_v32",
+    "glm4",
     "glm4_moe",
     "glm4_moe_lite",
+    "glm_moe_dsa",
+    "glm_moe_dsa_dense",
+    "glm_moe_dsa_shared",
+    "gpt_oss",
+    "kimi_k2",
     "llama",
+    "llama_scaled",
+    "minimax_m2",
     "mixtral",
     "olmoe",
     "qwen2_moe",
@@ -25,6 +36,7 @@ const MODELS: &[&str] = &[
     "qwen3_moe",
     "qwen3_moe_f32",
     "qwen3_moe_mixed",
+    "qwen3_yarn",
 ];
 
 fn fixture(name: &str) -> PathBuf {
@@ -118,6 +130,22 @@ fn bits_depend_on_neither_chunks_nor_threads_nor_instruction_set() {
 }
 
 #[test]
+fn a_choice_of_positions_does_not_depend_on_chunks_over_several_blocks() {
+    // More than one block of 256 chosen, and more than two to choose from.
+    let dir = with("glm_moe_dsa_shared", "index_topk", json!(270));
+    let prompt: Vec<u32> = (0..560).map(|i| (i * i * 31 + i * 7) % 490).collect();
+    let logits = |threads, chunk| {
+        let options = RunnerOptions { threads: Some(threads), ..RunnerOptions::default() };
+        let mut runner = Runner::load(dir.path(), &options, &mut |_, _| {}).expect("loads");
+        generate(&mut runner, &prompt, 4, chunk).1
+    };
+    let expected = logits(1, 560);
+    for (threads, chunk) in [(2, 97), (3, 1)] {
+        assert!(bits(&logits(threads, chunk)) == bits(&expected), "{threads} {chunk}");
+    }
+}
+
+#[test]
 fn bits_do_not_depend_on_other_rows_of_the_batch() {
     for &name in MODELS {
         let options = RunnerOptions { slots: 3, ..RunnerOptions::default() };
@@ -196,14 +224,31 @@ fn load_counting(dir: &Path) -> (Result<Runner, Error>, usize) {
 #[test]
 fn what_is_not_implemented_is_refused_by_name_before_anything_is_read() {
     for (name, key, value) in [
+        ("deepseek_v2", "norm_topk_prob", json!(true)),
+        ("deepseek_v2", "scoring_func", json!("sigmoid")),
+        ("deepseek_v2", "topk_method", json!("noaux_tc")),
         ("deepseek_v3", "hidden_act", json!("gelu")),
         ("deepseek_v3", "moe_layer_freq", json!(2)),
         ("deepseek_v3", "num_key_value_heads", json!(2)),
         ("deepseek_v3", "partial_rotary_factor", json!(0.5)),
         ("deepseek_v3", "scoring_func", json!("softmax")),
         ("deepseek_v3", "topk_method", json!("greedy")),
+        ("glm4", "hidden_act", json!("gelu")),
+        ("glm4", "layer_types", json!(["sliding_attention", "full_attention"])),
+        ("glm_moe_dsa", "indexer_types", json!(["full", "none", "full", "full"])),
+        ("glm_moe_dsa", "mlp_bias", json!(true)),
+        ("glm_moe_dsa_shared", "indexer_types", json!(["full", "full", "shared", "shared"])),
+        ("gpt_oss", "hidden_act", json!("gelu")),
+        ("gpt_oss", "layer_types", json!(["full_attention"])),
         ("llama", "mlp_bias", json!(true)),
         ("llama", "rope_scaling", json!({"rope_type": "longrope", "factor": 8.0})),
+        ("minimax_m2", "attn_type_list", json!([1, 0, 1, 1])),
+        ("minimax_m2", "qk_norm_type", json!("per_head")),
+        ("minimax_m2", "partial_rotary_factor", json!(0.25)),
+        ("minimax_m2", "scoring_func", json!("softmax")),
+        ("minimax_m2", "shared_intermediate_size", json!(64)),
+        ("minimax_m2", "use_qk_norm", json!(false)),
+        ("minimax_m2", "use_routing_bias", json!(false)),
         ("mixtral", "sliding_window", json!(255)),
         ("olmoe", "clip_qkv", json!(8.0)),
         ("qwen2_moe", "layer_types", json!(["sliding_attention", "full_attention"])),

@@ -23,10 +23,21 @@ WEIGHTS = 1e-4
 
 
 MODELS = [
+    "deepseek_v2",
+    "deepseek_v2_groups",
     "deepseek_v3",
+    "deepseek_v32",
+    "glm4",
     "glm4_moe",
     "glm4_moe_lite",
+    "glm_moe_dsa",
+    "glm_moe_dsa_dense",
+    "glm_moe_dsa_shared",
+    "gpt_oss",
+    "kimi_k2",
     "llama",
+    "llama_scaled",
+    "minimax_m2",
     "mixtral",
     "olmoe",
     "qwen2_moe",
@@ -34,6 +45,7 @@ MODELS = [
     "qwen3_moe",
     "qwen3_moe_f32",
     "qwen3_moe_mixed",
+    "qwen3_yarn",
 ]
 
 

@@ -101,18 +101,17 @@ impl Config {
                 .filter(|theta| *theta >= 1.0 && theta.is_finite())
                 .ok_or_else(|| self.refuse(format!("rope_theta is {value}")))?,
         };
-        let partial = match fields
-            .get("partial_rotary_factor")
-            .or_else(|| self.get("partial_rotary_factor"))
-        {
-            None => None,
-            Some(value) => Some(
-                value
-                    .as_f64()
-                    .filter(|x| *x > 0.0 && *x <= 1.0)
-                    .ok_or_else(|| self.refuse(format!("partial_rotary_factor is {value}")))?,
-            ),
-        };
+        let partial =
+            match fields.get("partial_rotary_factor").or_else(|| self.get("partial_rotary_factor"))
+            {
+                None => None,
+                Some(value) => Some(
+                    value
+                        .as_f64()
+                        .filter(|x| *x > 0.0 && *x <= 1.0)
+                        .ok_or_else(|| self.refuse(format!("partial_rotary_factor is {value}")))?,
+                ),
+            };
         let kind = fields.get("rope_type").or_else(|| fields.get("type"));
         let scaling = match kind.map_or(Some("default"), Value::as_str) {
             Some("default") => {
@@ -178,11 +177,11 @@ impl RopeFields<'_> {
     /// Positions of the first context; those of the model where the file does not say.
     fn original(&self) -> Result<f64> {
         let key = "original_max_position_embeddings";
-        if let Some(original) = self.number(key, 1.0)? {
-            return Ok(original);
+        if let Some(original) = self.config.opt_count(key, 1 << 30)? {
+            return Ok(original as f64);
         }
-        match self.config.opt_count(key, 1 << 30)? {
-            Some(original) => Ok(original as f64),
+        match self.number(key, 1.0)? {
+            Some(original) => Ok(original),
             None => self.max_positions(),
         }
     }
@@ -237,12 +236,7 @@ impl RopeFields<'_> {
                 self.name
             )));
         }
-        Ok(Llama3 {
-            factor: self.required("factor", 1.0)?,
-            low,
-            high,
-            original: self.original()?,
-        })
+        Ok(Llama3 { factor: self.required("factor", 1.0)?, low, high, original: self.original()? })
     }
 }
 
@@ -256,12 +250,10 @@ mod tests {
 
     #[test]
     fn both_spellings_are_read() {
-        let old =
-            r#"{"rope_theta": 1e6, "rope_scaling": null, "partial_rotary_factor": 0.5}"#;
+        let old = r#"{"rope_theta": 1e6, "rope_scaling": null, "partial_rotary_factor": 0.5}"#;
         let new = r#"{"rope_parameters":
             {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}}"#;
-        let expected =
-            RopeConfig { theta: 1e6, partial: Some(0.5), scaling: RopeScaling::None };
+        let expected = RopeConfig { theta: 1e6, partial: Some(0.5), scaling: RopeScaling::None };
         assert_eq!(rope(old).expect("old"), expected);
         assert_eq!(rope(new).expect("new"), expected);
         let scaling = |json: &str| rope(json).expect("a scaling").scaling;

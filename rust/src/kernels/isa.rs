@@ -1,5 +1,7 @@
 //! The generic kernels compiled for each instruction set, behind one table of function pointers.
 
+use std::ops::Range;
+
 use super::generic::{self, Lanes, Plain, Rows, Softmax};
 use super::int::{self, IntRows};
 use crate::cpu::Isa;
@@ -12,9 +14,10 @@ pub struct Table {
     quantize_group: unsafe fn(&[f32], &mut [i8]) -> f32,
     rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
     silu_mul: unsafe fn(&mut [f32], &[f32]),
+    clamped_swiglu: unsafe fn(&mut [f32], &[f32], f32, f32),
     softmax_weights: unsafe fn(&mut [f32], f32, f32),
     index_scores: unsafe fn(&[f32], &[f32], f32, &[f32], &mut [f32]),
-    attend_block: unsafe fn(&[f32], f32, &[f32], &[f32], usize, &mut Softmax, &mut [f32]),
+    attend_block: unsafe fn(&[f32], f32, &[f32], &[f32], Range<usize>, &mut Softmax, &mut [f32]),
 }
 
 #[inline(always)]
@@ -34,7 +37,7 @@ fn matmul(w: &Elements, first: usize, x: Rows<'_>, n_rows: usize, out: &mut [Lan
 macro_rules! level {
     ($name:ident, $int_matmul:path $(, $feature:literal)*) => {
         mod $name {
-            use super::{Elements, Lanes, Rows, Softmax, Table, generic, int};
+            use super::{Elements, Lanes, Range, Rows, Softmax, Table, generic, int};
 
             pub const TABLE: Table = Table {
                 matmul,
@@ -42,6 +45,7 @@ macro_rules! level {
                 quantize_group,
                 rms_norm,
                 silu_mul,
+                clamped_swiglu,
                 softmax_weights,
                 index_scores,
                 attend_block,
@@ -68,6 +72,11 @@ macro_rules! level {
             }
 
             $(#[target_feature(enable = $feature)])*
+            fn clamped_swiglu(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
+                generic::clamped_swiglu(gate, up, alpha, limit);
+            }
+
+            $(#[target_feature(enable = $feature)])*
             fn softmax_weights(x: &mut [f32], max: f32, temperature: f32) {
                 generic::softmax_weights(x, max, temperature);
             }
@@ -83,11 +92,11 @@ macro_rules! level {
                 scale: f32,
                 keys: &[f32],
                 values: &[f32],
-                n: usize,
+                positions: Range<usize>,
                 state: &mut Softmax,
                 acc: &mut [f32],
             ) {
-                generic::attend_block(q, scale, keys, values, n, state, acc);
+                generic::attend_block(q, scale, keys, values, positions, state, acc);
             }
         }
     };
@@ -153,6 +162,11 @@ impl Table {
         unsafe { (self.silu_mul)(gate, up) }
     }
 
+    pub fn clamped_swiglu(&self, gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
+        // SAFETY: as above.
+        unsafe { (self.clamped_swiglu)(gate, up, alpha, limit) }
+    }
+
     pub fn softmax_weights(&self, x: &mut [f32], max: f32, temperature: f32) {
         // SAFETY: as above.
         unsafe { (self.softmax_weights)(x, max, temperature) }
@@ -170,11 +184,11 @@ impl Table {
         scale: f32,
         keys: &[f32],
         values: &[f32],
-        n: usize,
+        positions: Range<usize>,
         state: &mut Softmax,
         acc: &mut [f32],
     ) {
         // SAFETY: as above.
-        unsafe { (self.attend_block)(q, scale, keys, values, n, state, acc) }
+        unsafe { (self.attend_block)(q, scale, keys, values, positions, state, acc) }
     }
 }

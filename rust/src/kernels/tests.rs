@@ -148,6 +148,9 @@ fn norms_and_activations_equal_scalar_bit_for_bit() {
             let mut gate = x.clone();
             kernels.silu_mul(&mut gate, &w);
             assert_same_bits(&gate, &scalar::silu_mul(&x, &w), "silu_mul");
+            let mut gate = x.clone();
+            kernels.clamped_swiglu(&mut gate, &w, 1.702, 7.0);
+            assert_same_bits(&gate, &scalar::clamped_swiglu(&x, &w, 1.702, 7.0), "clamped");
             let mut weights = x.clone();
             kernels.softmax_weights(&mut weights, 32.0, 0.7);
             assert_same_bits(&weights, &scalar::softmax_weights(&x, 32.0, 0.7), "softmax_weights");
@@ -206,7 +209,7 @@ fn layer_norms_have_mean_and_spread_of_their_weights() {
 }
 
 #[test]
-fn attention_equals_scalar_bit_for_bit_at_every_length() {
+fn attention_equals_scalar_bit_for_bit_at_every_length_and_window() {
     every_isa(|kernels| {
         let mut random = Random(5);
         for (k_dim, v_dim) in [(16, 16), (40, 32), (24, 20)] {
@@ -214,20 +217,45 @@ fn attention_equals_scalar_bit_for_bit_at_every_length() {
                 let q = random.floats(k_dim);
                 let keys: Vec<Vec<f32>> = (0..len).map(|_| random.floats(k_dim)).collect();
                 let values: Vec<Vec<f32>> = (0..len).map(|_| random.floats(v_dim)).collect();
-                let (mut state, mut acc) = (Softmax::EMPTY, vec![0.0; v_dim]);
-                for (keys, values) in keys.chunks(KV_BLOCK).zip(values.chunks(KV_BLOCK)) {
-                    let tiled = tiled(keys);
-                    let flat = values.concat();
-                    kernels.attend_block(&q, 0.25, &tiled, &flat, keys.len(), &mut state, &mut acc);
+                let firsts = [0usize, 1, 15, 16, 33, 255, 256, 300, len - 1];
+                for first in firsts.into_iter().filter(|first| *first < len) {
+                    let sink = first.is_multiple_of(2).then(|| random.float());
+                    let mut state = match sink {
+                        None => Softmax::EMPTY,
+                        Some(sink) => Softmax::sink(sink),
+                    };
+                    let mut acc = vec![0.0; v_dim];
+                    for block in first / KV_BLOCK..len.div_ceil(KV_BLOCK) {
+                        let start = block * KV_BLOCK;
+                        let part = start..len.min(start + KV_BLOCK);
+                        let positions = first.saturating_sub(start)..part.len();
+                        let (keys, values) = (tiled(&keys[part.clone()]), values[part].concat());
+                        kernels.attend_block(
+                            &q, 0.25, &keys, &values, positions, &mut state, &mut acc,
+                        );
+                    }
+                    let out: Vec<f32> = acc.iter().map(|v| v / state.sum).collect();
+                    let expected = scalar::attend(&q, 0.25, &keys, &values, KV_BLOCK, first, sink);
+                    assert_same_bits(&out, &expected, "attention");
                 }
-                let out: Vec<f32> = acc.iter().map(|v| v / state.sum).collect();
-                assert_same_bits(
-                    &out,
-                    &scalar::attend(&q, 0.25, &keys, &values, KV_BLOCK),
-                    "attention",
-                );
             }
         }
+    });
+}
+
+#[test]
+fn clamped_activations_keep_a_nan_and_nothing_beyond_the_limit() {
+    every_isa(|kernels| {
+        for (gate, up) in [(f32::NAN, 1.0), (1.0, f32::NAN)] {
+            let mut y = [gate];
+            kernels.clamped_swiglu(&mut y, &[up], 1.702, 7.0);
+            assert!(y[0].is_nan());
+        }
+        let mut y = [9.0, 7.0, -200.0];
+        kernels.clamped_swiglu(&mut y, &[-100.0, -7.0, 3.0], 1.702, 7.0);
+        assert_eq!(y[0], y[1]);
+        assert!((f64::from(y[1]) - -6.0 * 7.0 / (1.0 + (-1.702f64 * 7.0).exp())).abs() < 1e-4);
+        assert_eq!(y[2], 0.0);
     });
 }
 

@@ -7,13 +7,13 @@ use super::Model;
 use super::arch::Family;
 use super::attention::{Attention, Linear};
 use super::decoder::{Decoder, Layer};
-use super::ffn::{Ffn, SwiGlu};
+use super::ffn::{Ffn, Inner, SwiGlu};
 use crate::config::Config;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::experts::ExpertSource;
+use crate::experts::{Activation, Biases, ExpertSource};
 use crate::matrix::Matrix;
-use crate::store::{Catalog, MatrixSource, Tensor};
+use crate::store::{Catalog, MatrixSource, Stride, Tensor, VectorSource};
 
 /// Largest dimension accepted from a configuration.
 pub const MAX_DIM: usize = 1 << 20;
@@ -180,8 +180,22 @@ impl<'a> Loader<'a> {
     /// `gate_proj`, `up_proj` and `down_proj` under `prefix`.
     pub fn swiglu(&mut self, prefix: &str, width: usize, hidden: usize) -> Result<SwiGlu> {
         Ok(SwiGlu {
-            gate: self.matrix(&format!("{prefix}.gate_proj"), width, hidden)?,
-            up: self.matrix(&format!("{prefix}.up_proj"), width, hidden)?,
+            inner: Inner::Apart {
+                gate: self.matrix(&format!("{prefix}.gate_proj"), width, hidden)?,
+                up: self.matrix(&format!("{prefix}.up_proj"), width, hidden)?,
+            },
+            down: self.matrix(&format!("{prefix}.down_proj"), hidden, width)?,
+        })
+    }
+
+    /// As [`Loader::swiglu`] with the rows of gate and up, one after the other, in `gate_up_proj`.
+    pub fn joined_swiglu(&mut self, prefix: &str, width: usize, hidden: usize) -> Result<SwiGlu> {
+        Ok(SwiGlu {
+            inner: Inner::Joined(self.matrix(
+                &format!("{prefix}.gate_up_proj"),
+                2 * width,
+                hidden,
+            )?),
             down: self.matrix(&format!("{prefix}.down_proj"), hidden, width)?,
         })
     }
@@ -227,9 +241,48 @@ impl<'a> Loader<'a> {
                     gate: find(gate, width, hidden)?,
                     up: find(up, width, hidden)?,
                     down: find(down, hidden, width)?,
+                    biases: None,
+                    activation: Activation::SwiGlu,
                 })
             })
             .collect()
+    }
+
+    /// Where the `n` experts of one layer lie that share `prefix.gate_up_proj` (columns of gate
+    /// and up by turns), `prefix.down_proj` and their biases.
+    pub fn fused_experts(
+        &mut self,
+        prefix: &str,
+        n: usize,
+        width: usize,
+        hidden: usize,
+        activation: Activation,
+    ) -> Result<Vec<ExpertSource>> {
+        self.before_tensor()?;
+        let [gate_up, down] = ["gate_up_proj", "down_proj"].map(|part| format!("{prefix}.{part}"));
+        let [gate_up_bias, down_bias] = [&gate_up, &down].map(|name| format!("{name}_bias"));
+        self.used.extend([&gate_up, &down, &gate_up_bias, &down_bias].map(String::clone));
+        let [even, odd] = [0, 1].map(|first| Stride { first, step: 2 });
+        let catalog = self.catalog;
+        let source = |e: usize| {
+            let matrix = |name: &str, n_out, n_in, stride| {
+                MatrixSource::of_columns(catalog, name, (e, n), [n_out, n_in], stride)
+            };
+            let bias =
+                |name: &str, len, stride| VectorSource::find(catalog, name, (e, n), len, stride);
+            Ok(ExpertSource {
+                gate: matrix(&gate_up, width, hidden, even)?,
+                up: matrix(&gate_up, width, hidden, odd)?,
+                down: matrix(&down, hidden, width, Stride::ALL)?,
+                biases: Some(Biases {
+                    gate: bias(&gate_up_bias, width, even)?,
+                    up: bias(&gate_up_bias, width, odd)?,
+                    down: bias(&down_bias, hidden, Stride::ALL)?,
+                }),
+                activation,
+            })
+        };
+        (0..n).map(source).collect()
     }
 
     /// The block `prefix` around its two halves.
@@ -243,8 +296,10 @@ impl<'a> Loader<'a> {
         Ok(Layer {
             input_norm: self.vector(&format!("{prefix}.input_layernorm.weight"), hidden)?,
             attention,
+            attention_out_norm: None,
             post_norm: self.vector(&format!("{prefix}.post_attention_layernorm.weight"), hidden)?,
             ffn,
+            ffn_out_norm: None,
         })
     }
 

@@ -6,7 +6,7 @@
 //! and decode keeps a token's bits independent of how it was batched.
 
 use super::Step;
-use super::attention::{Linear, attend_selected};
+use super::attention::{Heads, Linear, attend_selected};
 use super::dsa::Indexing;
 use super::rope::Rope;
 use crate::error::Result;
@@ -113,14 +113,15 @@ impl Mla {
                 }
             }
             let absorbed = timed(&mut absorbing, || self.absorb_queries(&q, step));
-            let latent = attend_selected(
-                step,
+            let heads = Heads {
                 layer,
-                self.kv_layout(),
-                self.n_heads,
-                &absorbed,
-                self.scale,
-            );
+                layout: self.kv_layout(),
+                n: self.n_heads,
+                scale: self.scale,
+                window: None,
+                sinks: None,
+            };
+            let latent = attend_selected(step, &heads, &absorbed);
             let values = timed(&mut absorbing, || self.decompress(&latent, step));
             Ok(self.o_proj.forward(step.kernels, step.team, &values))
         });

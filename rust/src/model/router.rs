@@ -38,9 +38,7 @@ impl Groups {
         let size = scores.len() / self.n;
         let group_scores: Vec<f32> = scores
             .chunks_exact(size)
-            .map(|group| {
-                top_k(group, self.judged_by).iter().fold(0.0f32, |sum, &e| sum + group[e])
-            })
+            .map(|group| top_k(group, self.judged_by).iter().fold(0.0f32, |sum, &e| sum + group[e]))
             .collect();
         let kept = top_k(&group_scores, self.chosen);
         for (g, group) in scores.chunks_exact_mut(size).enumerate() {
@@ -134,13 +132,7 @@ mod tests {
     use super::*;
 
     fn router(bias: &[f32], groups: Option<Groups>) -> SigmoidRouter {
-        SigmoidRouter {
-            bias: bias.to_vec(),
-            top_k: 2,
-            groups,
-            normalise: true,
-            scale: 2.5,
-        }
+        SigmoidRouter { bias: bias.to_vec(), top_k: 2, groups, normalise: true, scale: 2.5 }
     }
 
     #[test]
@@ -183,7 +175,8 @@ mod tests {
         let exact: Vec<f64> = logits.iter().map(|&z| libm::exp(f64::from(z))).collect();
         let all: f64 = exact.iter().sum();
         for (normalise, sum) in [(false, all), (true, exact[1] + exact[4])] {
-            let choice = SoftmaxRouter { top_k: 2, groups: None, normalise, scale: 1.0 }.choose(&logits);
+            let choice =
+                SoftmaxRouter { top_k: 2, groups: None, normalise, scale: 1.0 }.choose(&logits);
             assert_eq!(choice.experts, [1, 4]);
             for (weight, expert) in choice.weights.iter().zip([1, 4]) {
                 assert!((f64::from(*weight) - exact[expert] / sum).abs() < 1e-7);

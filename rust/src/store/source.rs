@@ -1,5 +1,7 @@
 //! Where a weight matrix lies on disk and in which format, so that it can be read at any time.
 
+mod fused;
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -8,6 +10,8 @@ use super::{Catalog, Tensor};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::matrix::{Bits, Matrix, TILE};
+use fused::Columns;
+pub use fused::{Stride, VectorSource};
 
 /// Groups that the C engine tries, in this order, where there are more scales than rows.
 const C_ENGINE_GROUPS: [usize; 8] = [16, 32, 48, 64, 96, 128, 192, 256];
@@ -35,6 +39,8 @@ enum Form {
         scale_dtype: Dtype,
         scales: Tensor,
     },
+    /// Columns of a tensor of all experts.
+    Columns(Columns),
     /// A part of a record, as the kernels read it.
     Tiles { record: Tensor, parts: Arc<[Part]>, index: usize },
 }
@@ -193,6 +199,7 @@ impl MatrixSource {
     pub fn disk_bytes(&self) -> usize {
         match &self.form {
             Form::Plain { weight, .. } => weight.bytes,
+            Form::Columns(columns) => self.n_elements() * columns.dtype.bytes(),
             Form::Packed { words, scales, .. } => words.bytes + scales.bytes,
             Form::Tiles { record, parts, index } => {
                 let bytes = |part: &Part| part.layout.record_bytes();
@@ -206,7 +213,7 @@ impl MatrixSource {
     pub fn ram_bytes(&self) -> usize {
         match (&self.form, self.int_layout()) {
             (_, Some(layout)) => layout.ram_bytes(),
-            (Form::Plain { dtype, .. }, _) => {
+            (Form::Plain { dtype, .. } | Form::Columns(Columns { dtype, .. }), _) => {
                 self.n_out.next_multiple_of(TILE) * self.n_in * dtype.bytes()
             }
             _ => unreachable!("all other forms are integers"),
@@ -216,7 +223,7 @@ impl MatrixSource {
     /// Shape and storage once loaded, if it has integers.
     pub fn int_layout(&self) -> Option<IntLayout> {
         match &self.form {
-            Form::Plain { .. } => None,
+            Form::Plain { .. } | Form::Columns(_) => None,
             &Form::Packed { bits, group, scale_dtype: scales, .. } => {
                 Some(IntLayout { n_out: self.n_out, n_in: self.n_in, bits, group, scales })
             }
@@ -237,7 +244,7 @@ impl MatrixSource {
     /// Name of the storage format in reports.
     pub fn format(&self) -> String {
         match &self.form {
-            Form::Plain { dtype, .. } => dtype.name().into(),
+            Form::Plain { dtype, .. } | Form::Columns(Columns { dtype, .. }) => dtype.name().into(),
             Form::Packed { bits, group, .. } => format_name(*bits, *group),
             Form::Tiles { parts, index, .. } => parts[*index].layout.format(),
         }
@@ -251,6 +258,9 @@ impl MatrixSource {
         match &self.form {
             Form::Plain { dtype, weight } => {
                 Ok(Matrix::from_plain(*dtype, &catalog.read(weight)?, self.n_out, self.n_in))
+            }
+            Form::Columns(columns) => {
+                Ok(columns.lay_out(&columns.read(catalog)?, self.n_out, self.n_in))
             }
             Form::Packed { words, scales, signed_bytes, .. } => {
                 let (words, scales) = (catalog.read(words)?, catalog.read(scales)?);
@@ -271,8 +281,21 @@ impl MatrixSource {
             let matrices = load_record(catalog, record, parts)?;
             return Ok(matrices.try_into().expect("as many as the record has"));
         }
-        let matrices: Vec<Matrix> =
-            sources.iter().map(|source| source.load(catalog)).collect::<Result<_>>()?;
+        let mut matrices = Vec::with_capacity(N);
+        // Bytes that the next source may lie in as well.
+        let mut read: Option<(&Columns, Vec<u8>)> = None;
+        for source in sources {
+            let Form::Columns(columns) = &source.form else {
+                matrices.push(source.load(catalog)?);
+                continue;
+            };
+            let bytes = match read.take() {
+                Some((last, bytes)) if last.is_beside(columns) => bytes,
+                _ => columns.read(catalog)?,
+            };
+            matrices.push(columns.lay_out(&bytes, source.n_out, source.n_in));
+            read = Some((columns, bytes));
+        }
         Ok(matrices.try_into().expect("one of each source"))
     }
 
@@ -304,7 +327,9 @@ impl MatrixSource {
             Form::Packed { words, scales, signed_bytes, .. } => {
                 Ok(self.unpack(rows.len(), &read(words)?, *signed_bytes, &read(scales)?))
             }
-            Form::Tiles { .. } => unreachable!("the converter refuses sources with records"),
+            Form::Tiles { .. } | Form::Columns(_) => {
+                unreachable!("the converter refuses sources with records or fused experts")
+            }
         }
     }
 

@@ -118,6 +118,7 @@ impl FfnConfig {
         Ok(Ffn::Sparse(Moe {
             map_row,
             gate: loader.matrix_f32(&format!("{mlp}.gate"), self.n_experts, self.hidden)?,
+            gate_bias: None,
             router: self.load_router(loader, &mlp)?,
             shared,
         }))
@@ -134,9 +135,7 @@ impl FfnConfig {
                 normalise,
                 scale,
             }),
-            Scoring::Softmax => {
-                Router::Softmax(SoftmaxRouter { top_k, groups, normalise, scale })
-            }
+            Scoring::Softmax => Router::Softmax(SoftmaxRouter { top_k, groups, normalise, scale }),
         })
     }
 }

@@ -138,6 +138,8 @@ impl GqaConfig {
             qk_norm,
             rotary_dim: self.rotary_dim,
             rope: Arc::clone(&self.rope),
+            window: None,
+            sinks: None,
         })
     }
 }

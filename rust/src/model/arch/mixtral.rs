@@ -5,7 +5,7 @@
 
 use super::Family;
 use super::gqa_config::{Form, GqaConfig};
-use super::gqa_decoder::{self, Experts, expert_counts};
+use super::gqa_decoder::{self, Experts, Weighing, expert_counts};
 use crate::error::Result;
 use crate::model::loader::{MAX_DIM, MAX_LAYERS, PartNames};
 use crate::model::{Loader, Model};
@@ -23,7 +23,7 @@ fn load(loader: &mut Loader) -> Result<Model> {
         n,
         top_k,
         width: config.count("intermediate_size", MAX_DIM)?,
-        normalise: true,
+        weighing: Weighing::Softmax { normalise: true },
         sparse: vec![true; config.count("num_hidden_layers", MAX_LAYERS)?],
         shared_width: None,
     };

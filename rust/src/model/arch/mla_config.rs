@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::deepseek_ffn::FfnConfig;
+use super::dsa_config::DsaConfig;
 use crate::config::RopeScaling;
 use crate::error::{Error, Result};
 use crate::model::attention::Attention;
@@ -24,6 +25,7 @@ pub struct MlaConfig {
     bias: bool,
     rope: Arc<Rope>,
     scale: f32,
+    indexers: Option<DsaConfig>,
 }
 
 impl MlaConfig {
@@ -71,11 +73,19 @@ impl MlaConfig {
             bias: config.flag_or("attention_bias", false)?,
             rope: Arc::new(Rope::new(rope_dim, &rope, loader.max_ctx, pairing)),
             scale: stretched as f32 / ((nope + rope_dim) as f32).sqrt(),
+            indexers: None,
         })
     }
 
-    /// Loads the attention `prefix` of one layer.
-    fn load(&self, loader: &mut Loader, prefix: &str) -> Result<Mla> {
+    /// The same with indexers that choose which positions are attended to.
+    #[must_use]
+    pub fn with_indexers(self, indexers: DsaConfig) -> Self {
+        Self { indexers: Some(indexers), ..self }
+    }
+
+    /// Loads the attention of one layer.
+    fn load(&self, loader: &mut Loader, layer: usize) -> Result<Mla> {
+        let prefix = format!("model.layers.{layer}.self_attn");
         let &Self { hidden, n_heads, kv_rank, nope, rope_dim, v, bias, .. } = self;
         let q_width = n_heads * (nope + rope_dim);
         let query = match self.q_rank {
@@ -114,7 +124,10 @@ impl MlaConfig {
             o_proj: loader.linear(&format!("{prefix}.o_proj"), hidden, n_heads * v, bias)?,
             rope: Arc::clone(&self.rope),
             scale: self.scale,
-            indexing: Indexing::All,
+            indexing: match &self.indexers {
+                None => Indexing::All,
+                Some(indexers) => indexers.load(loader, layer, &prefix)?,
+            },
         })
     }
 }
@@ -125,7 +138,7 @@ pub fn load(loader: &mut Loader, attention: &MlaConfig, ffn: &FfnConfig) -> Resu
     let mut layers = Vec::new();
     for i in 0..ffn.n_layers {
         let prefix = format!("model.layers.{i}");
-        let attention = attention.load(loader, &format!("{prefix}.self_attn"))?;
+        let attention = attention.load(loader, i)?;
         let hidden = ffn.hidden;
         let ffn = ffn.load(loader, i, &mut experts)?;
         layers.push(loader.block(&prefix, hidden, Attention::Mla(attention), ffn)?);
