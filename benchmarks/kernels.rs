@@ -1,4 +1,4 @@
-//! How close the integer kernels come to what memory and arithmetic allow.
+//! How close the kernels of quantised weights come to what memory and arithmetic allow.
 //!
 //! `cargo bench --bench kernels [-- ROUNDS]` prints one JSON object. Every kernel runs beside the
 //! ceiling it is compared with, round by round, on the clock of its own thread: other work on the
@@ -10,7 +10,9 @@ use std::hint::black_box;
 
 use colibri::cpu::Isa;
 use colibri::kernels::Kernels;
-use colibri::matrix::{Bits, Elements, IntTiles, LINE, Line, Matrix, Scales, TILE};
+use colibri::matrix::{
+    Bits, Elements, Fp8Tiles, IntTiles, LINE, Line, MXFP4_GROUP, Matrix, Scales, TILE,
+};
 use colibri::threads::Team;
 
 /// Inputs of every matrix.
@@ -37,20 +39,44 @@ fn timed(mut f: impl FnMut()) -> f64 {
     thread_seconds() - start
 }
 
-/// A matrix of `bits` with groups of 64 and binary16 scales.
-fn matrix(bits: Bits, n_out: usize) -> Matrix {
+/// Names of the formats, and how many of their weights take a byte.
+const FORMATS: [(&str, usize); 4] =
+    [("int4-g64", 2), ("int8-g64", 1), ("mxfp4", 2), ("fp8-e4m3", 1)];
+
+/// A matrix of random bits in `format`.
+fn matrix(format: &str, n_out: usize) -> Matrix {
     let mut state = 1u64;
     let mut byte = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         (state >> 56) as u8
     };
+    let (bits, group) = match format {
+        "int4-g64" => (Bits::Four, 64),
+        "int8-g64" => (Bits::Eight, 64),
+        "mxfp4" => (Bits::Mxfp4, MXFP4_GROUP),
+        _ => {
+            let codes: Vec<u8> = (0..n_out * N_IN).map(|_| byte()).collect();
+            let scales = vec![0.01; n_out * N_IN / 128];
+            let elements = Elements::Fp8(Fp8Tiles { block: 128, codes, scales });
+            return Matrix { n_out, n_in: N_IN, elements };
+        }
+    };
     let n_lines = n_out / TILE * N_IN / bits.inputs_per_line();
     let lines = (0..n_lines)
         .map(|_| Line(std::array::from_fn(|_| std::array::from_fn(|_| byte()))))
         .collect();
-    let scales = Scales::F16(vec![0x2000; n_out * N_IN / 64]);
-    let elements = Elements::Int(IntTiles { bits, group: 64, lines, scales });
+    let scales = Scales::F16(vec![0x2000; n_out * N_IN / group]);
+    let elements = Elements::Int(IntTiles { bits, group, lines, scales });
     Matrix { n_out, n_in: N_IN, elements }
+}
+
+/// The weights of `w` as memory.
+fn lines(w: &Matrix) -> &[Line] {
+    match &w.elements {
+        Elements::Int(tiles) => &tiles.lines,
+        Elements::Fp8(tiles) => bytemuck::pod_align_to(&tiles.codes).1,
+        _ => unreachable!("no such matrix is built"),
+    }
 }
 
 /// The read ceiling: all lines added up, with the widest vectors there are.
@@ -113,20 +139,20 @@ fn main() {
     let levels: Vec<Kernels> =
         Isa::available().into_iter().filter(|i| *i != Isa::Scalar).map(Kernels::new).collect();
     let mut entries = Vec::new();
-    for (name, bits) in [("int4-g64", Bits::Four), ("int8-g64", Bits::Eight)] {
-        let n_out = RAM_BYTES / N_IN * bits.inputs_per_line() / 4 / TILE * TILE;
-        let w = matrix(bits, n_out);
-        let Elements::Int(tiles) = &w.elements else { unreachable!("just built") };
+    for (name, weights_per_byte) in FORMATS {
+        let n_out = RAM_BYTES / N_IN * weights_per_byte / TILE * TILE;
+        let w = matrix(name, n_out);
+        let lines = lines(&w);
         let bytes = w.bytes() as f64;
         let x: Vec<f32> = (0..N_IN).map(|i| (i % 17) as f32 - 8.0).collect();
         let (mut ratios, mut rates) =
             (vec![Vec::new(); levels.len()], vec![Vec::new(); levels.len()]);
         let mut ceilings = Vec::new();
         for _ in 0..rounds {
-            let n_bytes = (tiles.lines.len() * LINE) as f64;
+            let n_bytes = (lines.len() * LINE) as f64;
             let ceiling = n_bytes
                 / timed(|| {
-                    black_box(read(black_box(&tiles.lines)));
+                    black_box(read(black_box(lines)));
                 });
             ceilings.push(ceiling / 1e9);
             for (i, kernels) in levels.iter().enumerate() {
@@ -144,7 +170,7 @@ fn main() {
                 kernels.isa().name(), spread(rates[i].clone()), spread(ceilings.clone()), spread(ratios[i].clone()),
             ));
         }
-        let w = matrix(bits, 2048);
+        let w = matrix(name, 2048);
         for n_rows in [1, 2, 4, 8, 16, GEMM_ROWS] {
             let x: Vec<f32> = (0..n_rows * N_IN).map(|i| (i % 17) as f32 - 8.0).collect();
             let macs = (n_rows * N_IN * w.n_out) as f64;

@@ -229,6 +229,10 @@ fn noted_config(mut config: Value, options: &Options) -> Vec<u8> {
     for (key, value) in options.to_json().as_object().expect("options are an object") {
         note[key] = value.clone();
     }
+    // What stays as it is may be e4m3.
+    if let Some(size) = config["quantization_config"].get("weight_block_size") {
+        note["weight_block_size"] = size.clone();
+    }
     config["quantization_config"] = note;
     pretty(&config)
 }

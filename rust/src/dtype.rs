@@ -51,6 +51,28 @@ pub fn f16_to_f32(bits: u16) -> f32 {
     f32::from_bits(scaled.to_bits() | special | (u32::from(bits & 0x8000) << 16))
 }
 
+/// Widens an e4m3 code (OCP 8-bit floating point: no infinities, NaN at 0x7f and 0xff) exactly.
+#[inline(always)]
+pub fn e4m3_to_f32(code: u8) -> f32 {
+    if is_e4m3_nan(code) { f32::NAN } else { e4m3_number_to_f32(code) }
+}
+
+/// Whether an e4m3 code is NaN.
+#[inline(always)]
+pub fn is_e4m3_nan(code: u8) -> bool {
+    code & 0x7f == 0x7f
+}
+
+/// Widens an e4m3 code that is a number exactly, without a branch, so that a loop over it
+/// vectorises. The two that are not become 480 and -480, which the format would have there.
+#[inline(always)]
+pub fn e4m3_number_to_f32(code: u8) -> f32 {
+    // The sign is extended, and all of its copies but the highest are taken away again.
+    let bits = (i32::from(code as i8) << 20) as u32 & 0x87f0_0000;
+    // Multiplying by 2^120 moves the exponent bias from 7 to 127 and normalises subnormals.
+    f32::from_bits(bits) * f32::from_bits(0x7b80_0000)
+}
+
 /// Widens little-endian `bytes` of `dtype` to f32.
 pub fn widen(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
     let halves = |f: fn(u16) -> f32| {
@@ -80,6 +102,28 @@ mod tests {
             );
             assert_eq!(bf16_to_f32(bits).to_bits(), u32::from(bits) << 16);
         }
+    }
+
+    #[test]
+    fn every_e4m3_code_widens_to_the_value_its_fields_say() {
+        for code in 0..=u8::MAX {
+            let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
+            let magnitude = match (exponent, mantissa) {
+                (15, 7.0) => f32::NAN,
+                (0, m) => m / 8.0 * 2f32.powi(-6),
+                (e, m) => (1.0 + m / 8.0) * 2f32.powi(e - 7),
+            };
+            let expected = if code < 128 { magnitude } else { -magnitude };
+            let ours = e4m3_to_f32(code);
+            if expected.is_nan() {
+                assert!(ours.is_nan() && is_e4m3_nan(code), "{code:#04x}: {ours}");
+            } else {
+                assert_eq!(ours.to_bits(), expected.to_bits(), "{code:#04x}: {ours}");
+                assert_eq!(e4m3_number_to_f32(code).to_bits(), expected.to_bits());
+            }
+        }
+        assert_eq!(e4m3_to_f32(0x7e), 448.0);
+        assert_eq!(e4m3_to_f32(0x01), 2f32.powi(-9));
     }
 
     #[test]

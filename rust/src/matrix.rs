@@ -4,7 +4,12 @@
 //! the inputs follow one another and each holds its 16 rows side by side, so that vector lanes are
 //! output rows and no sum ever runs across lanes (`docs/design/0001-numeric-contract.md`).
 
+mod fp8;
+mod mxfp4;
+
 use crate::dtype::{Dtype, bf16_to_f32, f16_to_f32};
+pub use fp8::Fp8Tiles;
+pub use mxfp4::{MXFP4_BIAS, MXFP4_GROUP, MXFP4_UNSIGNED, mxfp4_scale};
 
 /// Output rows of one tile.
 pub const TILE: usize = 16;
@@ -26,6 +31,8 @@ pub enum Elements {
     F16(Vec<u16>),
     /// `[tiles][n_in][16]`, bf16 bits.
     Bf16(Vec<u16>),
+    /// 8-bit floats with one scale per row and block of inputs.
+    Fp8(Fp8Tiles),
     /// Integers with one scale per row and group of inputs.
     Int(IntTiles),
 }
@@ -51,18 +58,21 @@ pub enum Bits {
     Four,
     /// Signed bytes. The line n of a group has inputs 4n..4n+4.
     Eight,
+    /// Nibbles that hold e2m1 codes, in the places that `Four` has. Twice their values are integers:
+    /// those are what is multiplied, with half the scale.
+    Mxfp4,
 }
 
 impl Bits {
     /// Inputs that one line covers.
     pub fn inputs_per_line(self) -> usize {
         match self {
-            Self::Four => 8,
+            Self::Four | Self::Mxfp4 => 8,
             Self::Eight => 4,
         }
     }
 
-    /// A line of the values `q(lane, input of the line)`.
+    /// A line of the values `q(lane, input of the line)`; those of `Mxfp4` are codes.
     #[inline(always)]
     pub fn line(self, q: impl Fn(usize, usize) -> i8) -> Line {
         Line(std::array::from_fn(|lane| {
@@ -72,6 +82,7 @@ impl Bits {
                     let nibble = |i| (q(lane, i) + 8) as u8 & 15;
                     nibble(i) | nibble(i + 4) << 4
                 }
+                Self::Mxfp4 => q(lane, i) as u8 & 15 | (q(lane, i + 4) as u8 & 15) << 4,
             })
         }))
     }
@@ -153,8 +164,8 @@ impl Matrix {
         Self { n_out, n_in, elements }
     }
 
-    /// Lays out quantised values `q(row, k)` with `scales`, little-endian bytes of row-major
-    /// `[n_out, n_in / group]`.
+    /// Lays out quantised values `q(row, k)`, codes in the case of `Mxfp4`, with `scales`,
+    /// little-endian bytes of row-major `[n_out, n_in / group]`.
     ///
     /// # Panics
     /// If `group` does not divide `n_in` or `scales` is not as long as the shape says.
@@ -174,7 +185,7 @@ impl Matrix {
             Elements::F32(s) => Scales::F32(s),
             Elements::F16(s) => Scales::F16(s),
             Elements::Bf16(s) => Scales::Bf16(s),
-            Elements::Int(_) => unreachable!("from_plain gives floats"),
+            _ => unreachable!("from_plain gives plain floats"),
         };
         let value = |row: usize, g: usize, k: usize| {
             if row < n_out && k < group { q(row, g * group + k) } else { 0 }
@@ -202,6 +213,7 @@ impl Matrix {
         match &self.elements {
             Elements::F32(w) => size_of_val(&w[..]),
             Elements::F16(w) | Elements::Bf16(w) => size_of_val(&w[..]),
+            Elements::Fp8(w) => size_of_val(&w.codes[..]) + size_of_val(&w.scales[..]),
             Elements::Int(w) => size_of_val(&w.lines[..]) + w.scales.bytes(),
         }
     }
@@ -212,9 +224,11 @@ impl Matrix {
             Elements::F32(_) => "f32".into(),
             Elements::F16(_) => "f16".into(),
             Elements::Bf16(_) => "bf16".into(),
+            Elements::Fp8(_) => "fp8-e4m3".into(),
             Elements::Int(w) => match w.bits {
                 Bits::Four => format!("int4-g{}", w.group),
                 Bits::Eight => format!("int8-g{}", w.group),
+                Bits::Mxfp4 => "mxfp4".into(),
             },
         }
     }
@@ -227,6 +241,7 @@ impl Matrix {
             Elements::F32(w) => w[at],
             Elements::F16(w) => f16_to_f32(w[at]),
             Elements::Bf16(w) => bf16_to_f32(w[at]),
+            Elements::Fp8(w) => w.value(self.n_in, row, k) * w.scale(self.n_in, row, k),
             Elements::Int(_) => {
                 let (value, scale) = self.quantized(row, k);
                 value as f32 * scale
@@ -234,7 +249,7 @@ impl Matrix {
         }
     }
 
-    /// Stored integer and scale of one weight of an integer format.
+    /// Integer and scale of one weight of an integer format; their product is its value.
     ///
     /// # Panics
     /// If the format is a float one.
@@ -248,9 +263,10 @@ impl Matrix {
         let line = w.lines[at * w.lines_per_group() + k / w.bits.inputs_per_line()];
         let value = match w.bits {
             Bits::Eight => i32::from(line.0[lane][k % 4] as i8),
-            Bits::Four => {
-                let byte = line.0[lane][k % 4];
-                i32::from(if k % 8 < 4 { byte & 15 } else { byte >> 4 }) - 8
+            Bits::Four => i32::from(nibble(line.0[lane], k)) - 8,
+            Bits::Mxfp4 => {
+                let code = nibble(line.0[lane], k);
+                i32::from(MXFP4_UNSIGNED[usize::from(code)]) - MXFP4_BIAS
             }
         };
         (value, w.scales.get(at * TILE + lane))
@@ -272,6 +288,11 @@ impl Matrix {
         }));
         Self { n_out, n_in, elements }
     }
+}
+
+/// The nibble of input `k` of a group among the `bytes` that a line has for a row.
+fn nibble(bytes: [u8; 4], k: usize) -> u8 {
+    if k % 8 < 4 { bytes[k % 4] & 15 } else { bytes[k % 4] >> 4 }
 }
 
 fn tiled<T: Copy>(

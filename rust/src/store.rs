@@ -19,7 +19,8 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use manifest::{Content, JOURNAL, MANIFEST, Manifest};
 use record::{Digest, Part, RECORDS_KEY};
-pub use source::{MatrixSource, Stride, VectorSource};
+use source::fp8;
+pub use source::{FusedRows, MatrixSource, VectorSource};
 
 /// Largest safetensors header accepted; the format's own library stops at the same size.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
@@ -75,6 +76,8 @@ pub struct Catalog {
     tensors: BTreeMap<String, Tensor>,
     /// Matrices in records: the record's tensor and the place in it.
     parts: BTreeMap<String, (String, usize)>,
+    /// Rows and inputs that share a scale in e4m3 matrices.
+    fp8_block: [usize; 2],
 }
 
 impl Catalog {
@@ -102,6 +105,7 @@ impl Catalog {
             shards: Vec::new(),
             tensors: BTreeMap::new(),
             parts: BTreeMap::new(),
+            fp8_block: fp8::DEFAULT_BLOCK,
         };
         let missing: Vec<&str> =
             names.iter().filter(|name| !dir.join(name).is_file()).map(String::as_str).collect();
@@ -126,6 +130,9 @@ impl Catalog {
                 dir.join(shard),
                 format!("lacks tensor {tensor}, which the index places here"),
             ));
+        }
+        if catalog.tensors.values().any(|t| t.dtype == safetensors::Dtype::F8_E4M3) {
+            catalog.fp8_block = fp8::block_size(dir)?;
         }
         if !catalog.parts.is_empty()
             && let Some(manifest) = Manifest::open(dir)?

@@ -21,6 +21,7 @@ impl Target {
         match self {
             Self::Int(Bits::Four) => "int4",
             Self::Int(Bits::Eight) => "int8",
+            Self::Int(Bits::Mxfp4) => "mxfp4",
             Self::Bf16 => "bf16",
             Self::Keep => "keep",
         }

@@ -4,7 +4,7 @@
 //! in a fixed order, so the bytes are the same on every machine. For each group a few scales are
 //! tried and the one with the least squared error is taken; among equals, the first.
 
-use crate::dtype::{bf16_to_f32, f16_to_f32};
+use crate::dtype::{bf16_to_f32, e4m3_to_f32, f16_to_f32};
 use crate::matrix::{Bits, Elements, IntTiles, Matrix, Scales, TILE, padded_group};
 
 type Lanes = [f32; TILE];
@@ -19,11 +19,14 @@ const DIVISORS_8: [f32; 1] = [127.0];
 /// Adding and taking away this rounds to an integer, ties to even, up to 2^22.
 const ROUND: f32 = 12_582_912.0;
 
+const NO_MXFP4: &str = "conversions make int4 and int8";
+
 /// Smallest and largest integer.
 fn range(bits: Bits) -> (f32, f32) {
     match bits {
         Bits::Four => (-8.0, 7.0),
         Bits::Eight => (-127.0, 127.0),
+        Bits::Mxfp4 => unreachable!("{NO_MXFP4}"),
     }
 }
 
@@ -82,6 +85,11 @@ fn column(matrix: &Matrix, tile: usize, k: usize) -> Lanes {
         Elements::F32(w) => std::array::from_fn(|lane| w[at + lane]),
         Elements::F16(w) => std::array::from_fn(|lane| f16_to_f32(w[at + lane])),
         Elements::Bf16(w) => std::array::from_fn(|lane| bf16_to_f32(w[at + lane])),
+        Elements::Fp8(w) => {
+            let block = tile * matrix.n_in.div_ceil(w.block) + k / w.block;
+            let scales = &w.scales[block * TILE..][..TILE];
+            std::array::from_fn(|lane| e4m3_to_f32(w.codes[at + lane]) * scales[lane])
+        }
         Elements::Int(_) => std::array::from_fn(|lane| {
             let row = tile * TILE + lane;
             if row < matrix.n_out { matrix.get(row, k) } else { 0.0 }
@@ -105,6 +113,7 @@ fn quantize_group(bits: Bits, x: &[Lanes], q: &mut [[i8; TILE]]) -> Option<[u16;
     let divisors: &[f32] = match bits {
         Bits::Four => &DIVISORS_4,
         Bits::Eight => &DIVISORS_8,
+        Bits::Mxfp4 => unreachable!("{NO_MXFP4}"),
     };
     let mut best = [0u16; TILE];
     let mut least = [f32::INFINITY; TILE];

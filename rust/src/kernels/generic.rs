@@ -6,7 +6,8 @@
 use std::ops::Range;
 
 use super::math;
-use crate::matrix::TILE;
+use crate::dtype::e4m3_number_to_f32;
+use crate::matrix::{Fp8Tiles, TILE};
 
 /// One value per output row of a tile.
 pub type Lanes = [f32; TILE];
@@ -42,18 +43,32 @@ pub struct Rows<'a> {
     pub x: &'a [f32],
 }
 
+/// Float weights that products are taken of.
+pub trait Weights: Copy {
+    /// The outputs of `T` tiles from tile `first` for `R` rows of inputs from `first_row`.
+    fn accumulate<const T: usize, const R: usize>(
+        self,
+        first: usize,
+        x: Rows<'_>,
+        first_row: usize,
+    ) -> [[Lanes; R]; T];
+}
+
 /// Float weights `[tiles][n_in][16]` widened by `W`.
 #[derive(Clone, Copy)]
 pub struct Plain<'a, E, W>(pub &'a [E], pub W);
+
+/// Float weights with a scale per row and block of inputs.
+#[derive(Clone, Copy)]
+pub struct Scaled<'a>(pub &'a Fp8Tiles);
 
 #[inline(always)]
 fn lanes<T>(elements: &[T], at: usize) -> &[T; TILE] {
     elements[at * TILE..(at + 1) * TILE].try_into().expect("a slice of 16 elements")
 }
 
-impl<E: Copy, W: Fn(E) -> f32 + Copy> Plain<'_, E, W> {
-    /// `T` tiles from tile `first` for `R` rows of inputs: one chain of fused multiply-adds per
-    /// output, inputs ascending.
+impl<E: Copy, W: Fn(E) -> f32 + Copy> Weights for Plain<'_, E, W> {
+    /// One chain of fused multiply-adds per output, inputs ascending.
     #[inline(always)]
     fn accumulate<const T: usize, const R: usize>(
         self,
@@ -83,15 +98,64 @@ impl<E: Copy, W: Fn(E) -> f32 + Copy> Plain<'_, E, W> {
     }
 }
 
+/// Inputs whose e4m3 weights are widened at once: loops over so many are vectorised, others not.
+const WIDENED: usize = 16;
+
+impl Weights for Scaled<'_> {
+    /// One chain per block without its scale, then one chain over the blocks.
+    #[inline(always)]
+    fn accumulate<const T: usize, const R: usize>(
+        self,
+        first: usize,
+        x: Rows<'_>,
+        first_row: usize,
+    ) -> [[Lanes; R]; T] {
+        let Fp8Tiles { block, codes, scales } = self.0;
+        let n_in = x.n_in;
+        let blocks = n_in.div_ceil(*block);
+        let rows: [&[f32]; R] =
+            std::array::from_fn(|r| &x.x[(first_row + r) * n_in..(first_row + r + 1) * n_in]);
+        let mut widened = [[0.0f32; WIDENED * TILE]; T];
+        let mut acc = [[[0.0f32; TILE]; R]; T];
+        for b in 0..blocks {
+            let end = n_in.min((b + 1) * block);
+            let mut chains = [[[0.0f32; TILE]; R]; T];
+            for from in (b * block..end).step_by(WIDENED) {
+                let n = WIDENED.min(end - from);
+                for t in 0..T {
+                    let codes = &codes[((first + t) * n_in + from) * TILE..][..n * TILE];
+                    for (w, &code) in widened[t].iter_mut().zip(codes) {
+                        *w = e4m3_number_to_f32(code);
+                    }
+                }
+                for k in 0..n {
+                    for t in 0..T {
+                        let w = lanes(&widened[t], k);
+                        for r in 0..R {
+                            let x = rows[r][from + k];
+                            for l in 0..TILE {
+                                chains[t][r][l] = w[l].mul_add(x, chains[t][r][l]);
+                            }
+                        }
+                    }
+                }
+            }
+            for t in 0..T {
+                let scale = lanes(scales, (first + t) * blocks + b);
+                for r in 0..R {
+                    for l in 0..TILE {
+                        acc[t][r][l] = chains[t][r][l].mul_add(scale[l], acc[t][r][l]);
+                    }
+                }
+            }
+        }
+        acc
+    }
+}
+
 /// Products of `n_rows` inputs with the tiles `first..first + n`, into `out` `[n][n_rows][16]`.
 #[inline(always)]
-pub fn matmul<E: Copy, W: Fn(E) -> f32 + Copy>(
-    w: Plain<'_, E, W>,
-    first: usize,
-    x: Rows<'_>,
-    n_rows: usize,
-    out: &mut [Lanes],
-) {
+pub fn matmul<W: Weights>(w: W, first: usize, x: Rows<'_>, n_rows: usize, out: &mut [Lanes]) {
     let n_tiles = out.len() / n_rows;
     if n_rows == 1 {
         // Several tiles in flight hide the latency of each chain.

@@ -6,6 +6,11 @@
 
 use crate::matrix::TILE;
 
+/// What `NIBBLES` may be: the weights are bytes, or one of the two kinds of nibbles.
+const BYTES: u8 = 0;
+const INT4: u8 = 1;
+const MXFP4: u8 = 2;
+
 mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -30,8 +35,9 @@ pub struct IntRows<'a> {
 /// Defines `matmul` over the operations of the module it is used in:
 ///
 /// - `splat(i32)` gives 16 sums; `begin(sums)` gives room for products of nibbles, which `end(sums,
-///   part)` adds after at most `PART_LINES` lines;
-/// - `bytes(&Line)`, `low(bytes)`, `high(bytes)`;
+///   part)` adds after at most `PART_LINES` lines of int4 or `PART_LINES_MXFP4` of mxfp4;
+/// - `bytes(&Line)`, `low(bytes)`, `high(bytes)`, and `mxfp4(nibbles)`, which makes of codes what
+///   [`MXFP4_UNSIGNED`](crate::matrix::MXFP4_UNSIGNED) says;
 /// - `dot4(part, nibbles, word)` and `dot8(sums, bytes, word)` add the products with 4 inputs; `dot8`
 ///   takes each weight for `BIAS8` more than it is;
 /// - `scales(&Scales, group of a tile)`, and `finish(sums, scales, x scale, acc)`, which is
@@ -51,13 +57,14 @@ macro_rules! int_matmul {
         ) {
             out.fill([0.0; TILE]);
             match w.bits {
-                Bits::Four => all_blocks::<true>(w, first, x, n_rows, out),
-                Bits::Eight => all_blocks::<false>(w, first, x, n_rows, out),
+                Bits::Four => all_blocks::<INT4>(w, first, x, n_rows, out),
+                Bits::Eight => all_blocks::<BYTES>(w, first, x, n_rows, out),
+                Bits::Mxfp4 => all_blocks::<MXFP4>(w, first, x, n_rows, out),
             }
         }
 
         $(#[target_feature(enable = $feature)])?
-        fn all_blocks<const NIBBLES: bool>(
+        fn all_blocks<const NIBBLES: u8>(
             w: &IntTiles,
             first: usize,
             x: IntRows<'_>,
@@ -91,7 +98,7 @@ macro_rules! int_matmul {
 
         /// `T` tiles from `at.0` for `R` rows from `at.1`; returns `R`.
         $(#[target_feature(enable = $feature)])?
-        fn block<const NIBBLES: bool, const T: usize, const R: usize>(
+        fn block<const NIBBLES: u8, const T: usize, const R: usize>(
             w: &IntTiles,
             x: IntRows<'_>,
             at: (usize, usize, usize),
@@ -107,7 +114,11 @@ macro_rules! int_matmul {
                 let inputs: [&[i32]; R] = std::array::from_fn(|r| {
                     &x.words[((row + r) * x.groups + g) * words..][..words]
                 });
-                let bias = if NIBBLES { 8 } else { BIAS8 };
+                let (bias, part_lines) = match NIBBLES {
+                    INT4 => (8, PART_LINES),
+                    MXFP4 => (MXFP4_BIAS, PART_LINES_MXFP4),
+                    _ => (BIAS8, 0),
+                };
                 let mut sums = [[splat(0); R]; T];
                 for r in 0..R {
                     let start = splat(x.sums[(row + r) * x.groups + g].wrapping_mul(-bias));
@@ -115,10 +126,10 @@ macro_rules! int_matmul {
                         sums[t][r] = start;
                     }
                 }
-                if NIBBLES {
+                if NIBBLES != BYTES {
                     let mut line = 0;
                     while line < n_lines {
-                        let line_end = n_lines.min(line.saturating_add(PART_LINES));
+                        let line_end = n_lines.min(line.saturating_add(part_lines));
                         let mut parts = sums;
                         for part in parts.as_flattened_mut() {
                             *part = begin(*part);
@@ -126,7 +137,10 @@ macro_rules! int_matmul {
                         for i in line..line_end {
                             for t in 0..T {
                                 let w = bytes(&lines[t][i]);
-                                let (low, high) = (low(w), high(w));
+                                let (mut low, mut high) = (low(w), high(w));
+                                if NIBBLES == MXFP4 {
+                                    (low, high) = (mxfp4(low), mxfp4(high));
+                                }
                                 for r in 0..R {
                                     let part = dot4(parts[t][r], low, inputs[r][2 * i]);
                                     parts[t][r] = dot4(part, high, inputs[r][2 * i + 1]);

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::generic::{self, Lanes, Plain, Rows, Softmax};
+use super::generic::{self, Lanes, Plain, Rows, Scaled, Softmax};
 use super::int::{self, IntRows};
 use crate::cpu::Isa;
 use crate::matrix::{Elements, IntTiles};
@@ -30,6 +30,7 @@ fn matmul(w: &Elements, first: usize, x: Rows<'_>, n_rows: usize, out: &mut [Lan
         Elements::Bf16(w) => {
             generic::matmul(Plain(w, crate::dtype::bf16_to_f32), first, x, n_rows, out);
         }
+        Elements::Fp8(w) => generic::matmul(Scaled(w), first, x, n_rows, out),
         Elements::Int(_) => unreachable!("integer weights have kernels of their own"),
     }
 }

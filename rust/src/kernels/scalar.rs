@@ -4,16 +4,31 @@
 //! these functions bit for bit; see `docs/design/0001-numeric-contract.md`.
 
 use super::math;
-use crate::matrix::{Elements, Matrix};
+use crate::matrix::{Elements, Fp8Tiles, Matrix};
 
 /// `y[row] = sum over k of w[row][k] * x[k]`, for one input row.
 pub fn matvec(w: &Matrix, x: &[f32]) -> Vec<f32> {
     match &w.elements {
         Elements::Int(tiles) => int_matvec(w, tiles.group, x),
+        Elements::Fp8(tiles) => fp8_matvec(w, tiles, x),
         _ => (0..w.n_out)
             .map(|row| (0..w.n_in).fold(0.0f32, |acc, k| w.get(row, k).mul_add(x[k], acc)))
             .collect(),
     }
+}
+
+/// One chain for each block of inputs without its scale, then one chain over the blocks.
+fn fp8_matvec(w: &Matrix, tiles: &Fp8Tiles, x: &[f32]) -> Vec<f32> {
+    (0..w.n_out)
+        .map(|row| {
+            (0..w.n_in).step_by(tiles.block).fold(0.0f32, |acc, first| {
+                let end = w.n_in.min(first + tiles.block);
+                let chain = (first..end)
+                    .fold(0.0f32, |chain, k| tiles.value(w.n_in, row, k).mul_add(x[k], chain));
+                chain.mul_add(tiles.scale(w.n_in, row, first), acc)
+            })
+        })
+        .collect()
 }
 
 fn int_matvec(w: &Matrix, group: usize, x: &[f32]) -> Vec<f32> {

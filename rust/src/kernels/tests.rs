@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::dtype::Dtype;
-use crate::matrix::Bits;
+use crate::matrix::{Bits, MXFP4_GROUP, mxfp4_scale};
 
 /// A small generator with a fixed sequence; values of mixed magnitude and sign.
 struct Random(u64);
@@ -45,6 +45,37 @@ fn plain(random: &mut Random, dtype: Dtype, n_out: usize, n_in: usize) -> Matrix
         })
         .collect();
     Matrix::from_plain(dtype, &bytes, n_out, n_in)
+}
+
+/// e4m3 weights of every code but NaN; a fifth of the scales is extreme.
+fn fp8(random: &mut Random, n_out: usize, n_in: usize, block: usize) -> Matrix {
+    let codes: Vec<u8> = (0..n_out * n_in)
+        .map(|_| random.next() as u8)
+        .map(|code| if code & 0x7f == 0x7f { 0x7e } else { code })
+        .collect();
+    let scales: Vec<f32> = (0..n_out * n_in.div_ceil(block))
+        .map(|_| match random.next() % 10 {
+            0 => 1e-38,
+            1 => -1e30,
+            _ => random.float(),
+        })
+        .collect();
+    Matrix::from_fp8(&codes, n_out, n_in, block, |row, b| scales[row * n_in.div_ceil(block) + b])
+}
+
+/// mxfp4 weights of every code, every third one with the largest magnitude, and all scales.
+fn mxfp4(random: &mut Random, n_out: usize, n_in: usize) -> Matrix {
+    let codes: Vec<i8> = (0..n_out * n_in)
+        .map(|i| if i % 3 == 0 { 7 } else { (random.next() % 16) as i8 })
+        .collect();
+    let scales: Vec<u8> = (0..n_out * n_in / MXFP4_GROUP)
+        .flat_map(|_| {
+            let exponent = if random.next() % 8 == 0 { random.next() % 255 } else { 120 };
+            mxfp4_scale(exponent as u8).to_le_bytes()
+        })
+        .collect();
+    let code = |row, k| codes[row * n_in + k];
+    Matrix::from_int(Bits::Mxfp4, n_out, n_in, MXFP4_GROUP, Dtype::Bf16, &scales, code)
 }
 
 fn int(
@@ -93,6 +124,12 @@ fn products_equal_scalar_bit_for_bit() {
                     matrices.push(int(&mut random, bits, dtype, (n_out, n_in), group));
                 }
             }
+            for block in [1, 16, 24, 128] {
+                matrices.push(fp8(&mut random, n_out, n_in, block));
+            }
+            if n_in.is_multiple_of(MXFP4_GROUP) {
+                matrices.push(mxfp4(&mut random, n_out, n_in));
+            }
             for w in matrices {
                 for n_rows in [1, 2, 3, 4, 5, 8, 11, 17] {
                     let x = random.floats(n_rows * n_in);
@@ -132,6 +169,44 @@ fn a_value_that_is_not_finite_is_never_quantised_away() {
             x[40] = bad;
             let y = kernels.matmul(&Team::new(1), &w, &x);
             assert!(y.iter().all(|v| !v.is_finite()), "{bad}: {y:?}");
+        }
+    });
+}
+
+#[test]
+fn largest_sums_of_mxfp4_fit() {
+    every_isa(|kernels| {
+        for code in [7, 15] {
+            let one = mxfp4_scale(128).to_le_bytes().repeat(64 * 2);
+            let w =
+                Matrix::from_int(Bits::Mxfp4, 64, 64, MXFP4_GROUP, Dtype::Bf16, &one, |_, _| code);
+            for n_rows in [1, 2, 3, 4, 5, 8, 17] {
+                let x = vec![-127.0; n_rows * 64];
+                let y = kernels.matmul(&Team::new(1), &w, &x);
+                let sign = if code == 7 { -1.0 } else { 1.0 };
+                assert!(y.iter().all(|y| *y == sign * 12.0 * 127.0 * 64.0), "{n_rows}: {y:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn weights_and_scales_that_are_no_numbers_make_their_rows_none() {
+    let team = Team::new(1);
+    let mut codes = vec![0x38; 32 * 64];
+    codes[5 * 64 + 40] = 0xff;
+    let fp8 = Matrix::from_fp8(&codes, 32, 64, 16, |_, _| 1.0);
+    let scales: Vec<u8> = (0..32 * 2)
+        .flat_map(|i| mxfp4_scale(if i == 5 * 2 + 1 { 255 } else { 127 }).to_le_bytes())
+        .collect();
+    let mxfp4 = Matrix::from_int(Bits::Mxfp4, 32, 64, MXFP4_GROUP, Dtype::Bf16, &scales, |_, _| 2);
+    every_isa(|kernels| {
+        for w in [&fp8, &mxfp4] {
+            for value in [0.0, 1.0] {
+                for (i, y) in kernels.matmul(&team, w, &[value; 2 * 64]).iter().enumerate() {
+                    assert_eq!(y.is_nan(), i % 32 == 5, "{} row {i}: {y}", w.format());
+                }
+            }
         }
     });
 }

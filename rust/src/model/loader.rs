@@ -13,7 +13,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::experts::{Activation, Biases, ExpertSource};
 use crate::matrix::Matrix;
-use crate::store::{Catalog, MatrixSource, Stride, Tensor, VectorSource};
+use crate::store::{Catalog, FusedRows, MatrixSource, Tensor, VectorSource};
 
 /// Largest dimension accepted from a configuration.
 pub const MAX_DIM: usize = 1 << 20;
@@ -248,8 +248,8 @@ impl<'a> Loader<'a> {
             .collect()
     }
 
-    /// Where the `n` experts of one layer lie that share `prefix.gate_up_proj` (columns of gate
-    /// and up by turns), `prefix.down_proj` and their biases.
+    /// Where the `n` experts of one layer lie that share `prefix.gate_up_proj` (gate and up by
+    /// turns), `prefix.down_proj` and their biases, as floats or in MXFP4.
     pub fn fused_experts(
         &mut self,
         prefix: &str,
@@ -260,24 +260,30 @@ impl<'a> Loader<'a> {
     ) -> Result<Vec<ExpertSource>> {
         self.before_tensor()?;
         let [gate_up, down] = ["gate_up_proj", "down_proj"].map(|part| format!("{prefix}.{part}"));
-        let [gate_up_bias, down_bias] = [&gate_up, &down].map(|name| format!("{name}_bias"));
-        self.used.extend([&gate_up, &down, &gate_up_bias, &down_bias].map(String::clone));
-        let [even, odd] = [0, 1].map(|first| Stride { first, step: 2 });
+        for name in [&gate_up, &down] {
+            let parts = ["", "_bias", "_blocks", "_scales"];
+            self.used.extend(parts.map(|end| format!("{name}{end}")));
+        }
         let catalog = self.catalog;
-        let source = |e: usize| {
-            let matrix = |name: &str, n_out, n_in, stride| {
-                MatrixSource::of_columns(catalog, name, (e, n), [n_out, n_in], stride)
-            };
-            let bias =
-                |name: &str, len, stride| VectorSource::find(catalog, name, (e, n), len, stride);
+        let matrix = |name: &str, rows, n_out, n_in| {
+            if catalog.get(&format!("{name}_blocks")).is_some() {
+                MatrixSource::find_mxfp4(catalog, name, rows, n_out, n_in)
+            } else {
+                MatrixSource::of_columns(catalog, name, rows, n_out, n_in)
+            }
+        };
+        let bias =
+            |name: &str, rows, len| VectorSource::find(catalog, &format!("{name}_bias"), rows, len);
+        let source = |expert: usize| {
+            let rows = |first, step| FusedRows { n_experts: n, expert, first, step };
             Ok(ExpertSource {
-                gate: matrix(&gate_up, width, hidden, even)?,
-                up: matrix(&gate_up, width, hidden, odd)?,
-                down: matrix(&down, hidden, width, Stride::ALL)?,
+                gate: matrix(&gate_up, rows(0, 2), width, hidden)?,
+                up: matrix(&gate_up, rows(1, 2), width, hidden)?,
+                down: matrix(&down, rows(0, 1), hidden, width)?,
                 biases: Some(Biases {
-                    gate: bias(&gate_up_bias, width, even)?,
-                    up: bias(&gate_up_bias, width, odd)?,
-                    down: bias(&down_bias, hidden, Stride::ALL)?,
+                    gate: bias(&gate_up, rows(0, 2), width)?,
+                    up: bias(&gate_up, rows(1, 2), width)?,
+                    down: bias(&down, rows(0, 1), hidden)?,
                 }),
                 activation,
             })

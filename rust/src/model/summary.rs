@@ -73,8 +73,11 @@ impl Part {
             }
             return Ok(());
         }
-        let side_data =
-            ["weight_scale", "weight_shape", ".qs"].iter().any(|end| name.ends_with(end));
+        let mxfp4 = name.strip_suffix("_scales").map(|name| format!("{name}_blocks"));
+        let side_data = ["weight_scale", "weight_scale_inv", "weight_shape", ".qs"]
+            .iter()
+            .any(|end| name.ends_with(end))
+            || mxfp4.is_some_and(|blocks| catalog.get(&blocks).is_some());
         if side_data {
             return Ok(());
         }
@@ -86,6 +89,8 @@ impl Part {
         }
         let stored = tensor.shape.iter().map(|&n| n as u64).product::<u64>();
         let (parameters, format) = match name.strip_suffix("weight_packed") {
+            None if is_mxfp4(catalog, name) => (stored * 2, "mxfp4".into()),
+            None if tensor.dtype == safetensors::Dtype::F8_E4M3 => (stored, "fp8-e4m3".into()),
             None => (stored, format!("{:?}", tensor.dtype).to_lowercase()),
             Some(prefix) => {
                 let [n_out, n_in] = catalog.packed_shape(prefix.trim_end_matches('.'))?;
@@ -97,4 +102,10 @@ impl Part {
         *self.formats.entry(format).or_default() += 1;
         Ok(())
     }
+}
+
+/// Whether `name` has the codes of MXFP4 weights, two in a byte.
+fn is_mxfp4(catalog: &Catalog, name: &str) -> bool {
+    name.strip_suffix("_blocks")
+        .is_some_and(|matrix| catalog.get(&format!("{matrix}_scales")).is_some())
 }

@@ -70,6 +70,7 @@ pub fn format_name(bits: Bits, group: usize) -> String {
     match bits {
         Bits::Four => format!("int4-g{group}"),
         Bits::Eight => format!("int8-g{group}"),
+        Bits::Mxfp4 => "mxfp4".into(),
     }
 }
 

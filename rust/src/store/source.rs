@@ -1,6 +1,8 @@
 //! Where a weight matrix lies on disk and in which format, so that it can be read at any time.
 
+pub mod fp8;
 mod fused;
+mod mxfp4;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,8 +12,10 @@ use super::{Catalog, Tensor};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::matrix::{Bits, Matrix, TILE};
+use fp8::Fp8;
 use fused::Columns;
-pub use fused::{Stride, VectorSource};
+pub use fused::VectorSource;
+use mxfp4::Mxfp4;
 
 /// Groups that the C engine tries, in this order, where there are more scales than rows.
 const C_ENGINE_GROUPS: [usize; 8] = [16, 32, 48, 64, 96, 128, 192, 256];
@@ -39,24 +43,55 @@ enum Form {
         scale_dtype: Dtype,
         scales: Tensor,
     },
+    /// e4m3 with scales beside it.
+    Fp8(Fp8),
+    /// Rows of a fused pair of MXFP4 tensors.
+    Mxfp4(Mxfp4),
     /// Columns of a tensor of all experts.
     Columns(Columns),
     /// A part of a record, as the kernels read it.
     Tiles { record: Tensor, parts: Arc<[Part]>, index: usize },
 }
 
+/// Rows of one expert in a tensor that holds all experts of a layer, `[experts, rows, inputs]`.
+#[derive(Clone, Copy, Debug)]
+pub struct FusedRows {
+    /// Experts that the tensor holds.
+    pub n_experts: usize,
+    /// The one that is meant.
+    pub expert: usize,
+    /// Its first row.
+    pub first: usize,
+    /// From there on each `step`-th row: 2 where two matrices are interleaved, else 1.
+    pub step: usize,
+}
+
 impl MatrixSource {
+    /// Finds the matrix `[n_out, n_in]` that `rows` of `{name}_blocks` and `{name}_scales` are.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] for a missing tensor or another shape or type than expected.
+    ///
+    /// # Panics
+    /// If `rows` names an expert or a first row that there is not.
+    pub fn find_mxfp4(
+        catalog: &Catalog,
+        name: &str,
+        rows: FusedRows,
+        n_out: usize,
+        n_in: usize,
+    ) -> Result<Self> {
+        check_size(catalog, name, n_out, n_in)?;
+        let form = Form::Mxfp4(Mxfp4::find(catalog, name, rows, n_out, n_in)?);
+        Ok(Self { n_out, n_in, form })
+    }
+
     /// Finds the matrix `name` (without `.weight`) and checks its stored form.
     ///
     /// # Errors
     /// [`Error::BadFile`] for a missing tensor or another shape or type than expected.
     pub fn find(catalog: &Catalog, name: &str, n_out: usize, n_in: usize) -> Result<Self> {
-        if n_out.checked_mul(n_in).is_none_or(|n| n > MAX_ELEMENTS) {
-            return Err(Error::bad_file(
-                catalog.dir(),
-                format!("{name}: {n_out} x {n_in} is too large"),
-            ));
-        }
+        check_size(catalog, name, n_out, n_in)?;
         let packed = format!("{name}.weight_packed");
         let form = if let Some((record, parts, index)) = catalog.part(name) {
             let IntLayout { n_out: rows, n_in: inputs, .. } = parts[index].layout;
@@ -80,7 +115,11 @@ impl MatrixSource {
             if weight.shape != [n_out, n_in] {
                 return Err(catalog.wrong_shape(&full, weight, &[n_out, n_in]));
             }
-            Form::Plain { dtype: catalog.float_dtype(&full, weight)?, weight: weight.clone() }
+            if weight.dtype == safetensors::Dtype::F8_E4M3 {
+                Form::Fp8(Fp8::find(catalog, name, weight)?)
+            } else {
+                Form::Plain { dtype: catalog.float_dtype(&full, weight)?, weight: weight.clone() }
+            }
         };
         Ok(Self { n_out, n_in, form })
     }
@@ -201,6 +240,8 @@ impl MatrixSource {
             Form::Plain { weight, .. } => weight.bytes,
             Form::Columns(columns) => self.n_elements() * columns.dtype.bytes(),
             Form::Packed { words, scales, .. } => words.bytes + scales.bytes,
+            Form::Fp8(fp8) => fp8.disk_bytes(),
+            Form::Mxfp4(mxfp4) => mxfp4.disk_bytes(),
             Form::Tiles { record, parts, index } => {
                 let bytes = |part: &Part| part.layout.record_bytes();
                 let padding = record.bytes - parts.iter().map(bytes).sum::<usize>();
@@ -216,6 +257,7 @@ impl MatrixSource {
             (Form::Plain { dtype, .. } | Form::Columns(Columns { dtype, .. }), _) => {
                 self.n_out.next_multiple_of(TILE) * self.n_in * dtype.bytes()
             }
+            (Form::Fp8(fp8), _) => fp8.ram_bytes(),
             _ => unreachable!("all other forms are integers"),
         }
     }
@@ -223,7 +265,8 @@ impl MatrixSource {
     /// Shape and storage once loaded, if it has integers.
     pub fn int_layout(&self) -> Option<IntLayout> {
         match &self.form {
-            Form::Plain { .. } | Form::Columns(_) => None,
+            Form::Plain { .. } | Form::Fp8(_) | Form::Columns(_) => None,
+            Form::Mxfp4(mxfp4) => Some(mxfp4.layout()),
             &Form::Packed { bits, group, scale_dtype: scales, .. } => {
                 Some(IntLayout { n_out: self.n_out, n_in: self.n_in, bits, group, scales })
             }
@@ -246,6 +289,8 @@ impl MatrixSource {
         match &self.form {
             Form::Plain { dtype, .. } | Form::Columns(Columns { dtype, .. }) => dtype.name().into(),
             Form::Packed { bits, group, .. } => format_name(*bits, *group),
+            Form::Fp8(_) => "fp8-e4m3".into(),
+            Form::Mxfp4(mxfp4) => mxfp4.layout().format(),
             Form::Tiles { parts, index, .. } => parts[*index].layout.format(),
         }
     }
@@ -266,13 +311,18 @@ impl MatrixSource {
                 let (words, scales) = (catalog.read(words)?, catalog.read(scales)?);
                 Ok(self.unpack(self.n_out, &words, *signed_bytes, &scales))
             }
+            Form::Fp8(fp8) => fp8.load(catalog),
+            Form::Mxfp4(mxfp4) => {
+                Ok(mxfp4.lay_out(self.n_out, &mxfp4.read(catalog, 0..self.n_out)?))
+            }
             Form::Tiles { record, parts, index } => {
                 Ok(load_record(catalog, record, parts)?.swap_remove(*index))
             }
         }
     }
 
-    /// Reads matrices that are used together; those that make up a record, at once.
+    /// Reads matrices that are used together; those that make up a record, at once, and what
+    /// interleaved neighbours share, once.
     ///
     /// # Errors
     /// As [`MatrixSource::load`].
@@ -282,19 +332,30 @@ impl MatrixSource {
             return Ok(matrices.try_into().expect("as many as the record has"));
         }
         let mut matrices = Vec::with_capacity(N);
-        // Bytes that the next source may lie in as well.
-        let mut read: Option<(&Columns, Vec<u8>)> = None;
+        // What the next source may lie in as well.
+        let (mut last_codes, mut last_columns) = (None, None);
         for source in sources {
-            let Form::Columns(columns) = &source.form else {
-                matrices.push(source.load(catalog)?);
-                continue;
-            };
-            let bytes = match read.take() {
-                Some((last, bytes)) if last.is_beside(columns) => bytes,
-                _ => columns.read(catalog)?,
-            };
-            matrices.push(columns.lay_out(&bytes, source.n_out, source.n_in));
-            read = Some((columns, bytes));
+            matrices.push(match &source.form {
+                Form::Mxfp4(mxfp4) => {
+                    let (_, slab) = match last_codes.take() {
+                        Some((before, slab)) if mxfp4.shares_slab(before) => {
+                            last_codes.insert((mxfp4, slab))
+                        }
+                        _ => last_codes.insert((mxfp4, mxfp4.read(catalog, 0..source.n_out)?)),
+                    };
+                    mxfp4.lay_out(source.n_out, slab)
+                }
+                Form::Columns(columns) => {
+                    let (_, bytes) = match last_columns.take() {
+                        Some((before, bytes)) if columns.shares_slab(before) => {
+                            last_columns.insert((columns, bytes))
+                        }
+                        _ => last_columns.insert((columns, columns.read(catalog)?)),
+                    };
+                    columns.lay_out(bytes, source.n_out, source.n_in)
+                }
+                _ => source.load(catalog)?,
+            });
         }
         Ok(matrices.try_into().expect("one of each source"))
     }
@@ -327,6 +388,10 @@ impl MatrixSource {
             Form::Packed { words, scales, signed_bytes, .. } => {
                 Ok(self.unpack(rows.len(), &read(words)?, *signed_bytes, &read(scales)?))
             }
+            Form::Fp8(fp8) => fp8.load_rows(catalog, rows),
+            Form::Mxfp4(mxfp4) => {
+                Ok(mxfp4.lay_out(rows.len(), &mxfp4.read(catalog, rows.clone())?))
+            }
             Form::Tiles { .. } | Form::Columns(_) => {
                 unreachable!("the converter refuses sources with records or fused experts")
             }
@@ -347,6 +412,7 @@ impl MatrixSource {
                 let byte = bytes[row * row_bytes + k / 2];
                 (if k.is_multiple_of(2) { byte & 15 } else { byte >> 4 }) as i8 - 8
             }
+            Bits::Mxfp4 => unreachable!("those are fused, not packed"),
         };
         Matrix::from_int(bits, n_rows, self.n_in, group, dtype, scales, q)
     }
@@ -378,6 +444,15 @@ impl Catalog {
             _ => Err(refuse(format!("[{n_out}, {n_in}]"))),
         }
     }
+}
+
+/// Refuses a matrix that no model has.
+fn check_size(catalog: &Catalog, name: &str, n_out: usize, n_in: usize) -> Result<()> {
+    if n_out.checked_mul(n_in).is_none_or(|n| n > MAX_ELEMENTS) {
+        let reason = format!("{name}: {n_out} x {n_in} is too large");
+        return Err(Error::bad_file(catalog.dir(), reason));
+    }
+    Ok(())
 }
 
 /// Refuses a tensor that gives a packed matrix another shape than it has; it may be missing.

@@ -1,8 +1,8 @@
 //! The operations in plain Rust, for CPUs without a module of their own.
 
-use super::{IntRows, int_matmul};
+use super::{BYTES, INT4, IntRows, MXFP4, int_matmul};
 use crate::kernels::generic::Lanes;
-use crate::matrix::{Bits, IntTiles, Line, Scales, TILE};
+use crate::matrix::{Bits, IntTiles, Line, MXFP4_BIAS, MXFP4_UNSIGNED, Scales, TILE};
 
 type Sums = [i32; TILE];
 type Bytes = [[u8; 4]; TILE];
@@ -10,6 +10,7 @@ type Bytes = [[u8; 4]; TILE];
 const TILES: usize = 1;
 const ROWS: usize = 4;
 const PART_LINES: usize = 8;
+const PART_LINES_MXFP4: usize = 8;
 const BIAS8: i32 = 0;
 
 fn splat(value: i32) -> Sums {
@@ -34,6 +35,10 @@ fn low(bytes: Bytes) -> Bytes {
 
 fn high(bytes: Bytes) -> Bytes {
     bytes.map(|b| b.map(|b| b >> 4))
+}
+
+fn mxfp4(nibbles: Bytes) -> Bytes {
+    nibbles.map(|b| b.map(|code| MXFP4_UNSIGNED[usize::from(code & 15)]))
 }
 
 fn dot4(part: Sums, nibbles: Bytes, word: i32) -> Sums {

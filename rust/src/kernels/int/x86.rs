@@ -8,12 +8,13 @@ pub mod avx2 {
         _mm256_and_si256, _mm256_castsi256_ps, _mm256_cvtepi32_ps, _mm256_cvtepu16_epi32,
         _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_mul_ps,
         _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps,
-        _mm256_setzero_si256, _mm256_sign_epi8, _mm256_slli_epi32, _mm256_srli_epi16,
+        _mm256_setzero_si256, _mm256_shuffle_epi8, _mm256_sign_epi8, _mm256_slli_epi32,
+        _mm256_srli_epi16,
     };
 
     use crate::kernels::generic::Lanes;
-    use crate::kernels::int::{IntRows, int_matmul, scale_lanes};
-    use crate::matrix::{Bits, IntTiles, Line, Scales, TILE};
+    use crate::kernels::int::{BYTES, INT4, IntRows, MXFP4, int_matmul, scale_lanes};
+    use crate::matrix::{Bits, IntTiles, Line, MXFP4_BIAS, MXFP4_UNSIGNED, Scales, TILE};
 
     type Pair = [__m256i; 2];
 
@@ -21,6 +22,8 @@ pub mod avx2 {
     const ROWS: usize = 4;
     /// Eight words of two products of a nibble and a byte fit 16 bits: 16 * 15 * 127 < 2^15.
     pub(super) const PART_LINES: usize = 4;
+    /// Four words of two products of mxfp4 do: 8 * 24 * 127 < 2^15.
+    pub(super) const PART_LINES_MXFP4: usize = 2;
     const BIAS8: i32 = 0;
 
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -62,6 +65,13 @@ pub mod avx2 {
     #[inline]
     fn high(bytes: Pair) -> Pair {
         low([_mm256_srli_epi16::<4>(bytes[0]), _mm256_srli_epi16::<4>(bytes[1])])
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    fn mxfp4(nibbles: Pair) -> Pair {
+        let table = bytemuck::cast([MXFP4_UNSIGNED; 2]);
+        [_mm256_shuffle_epi8(table, nibbles[0]), _mm256_shuffle_epi8(table, nibbles[1])]
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -134,19 +144,20 @@ pub mod avx2 {
 
 /// One 512-bit register for a tile.
 macro_rules! avx512_module {
-    ($(#[$doc:meta])* $name:ident, $features:literal, $bias8:expr, $part_lines:expr, { $($ops:item)* }) => {
+    ($(#[$doc:meta])* $name:ident, $features:literal, $bias8:expr, $part_lines:expr, $part_lines_mxfp4:expr, { $($ops:item)* }) => {
         $(#[$doc])*
         pub mod $name {
             use std::arch::x86_64::*;
 
             use crate::kernels::generic::Lanes;
-            use crate::kernels::int::{IntRows, int_matmul, scale_lanes};
-            use crate::matrix::{Bits, IntTiles, Line, Scales, TILE};
+            use crate::kernels::int::{BYTES, INT4, IntRows, MXFP4, int_matmul, scale_lanes};
+            use crate::matrix::{Bits, IntTiles, Line, MXFP4_BIAS, MXFP4_UNSIGNED, Scales, TILE};
 
             const TILES: usize = 2;
             const ROWS: usize = 8;
             const BIAS8: i32 = $bias8;
             const PART_LINES: usize = $part_lines;
+            const PART_LINES_MXFP4: usize = $part_lines_mxfp4;
 
             #[target_feature(enable = $features)]
             #[inline]
@@ -170,6 +181,12 @@ macro_rules! avx512_module {
             #[inline]
             fn high(bytes: __m512i) -> __m512i {
                 low(_mm512_srli_epi16::<4>(bytes))
+            }
+
+            #[target_feature(enable = $features)]
+            #[inline]
+            fn mxfp4(nibbles: __m512i) -> __m512i {
+                _mm512_shuffle_epi8(bytemuck::cast([MXFP4_UNSIGNED; 4]), nibbles)
             }
 
             #[target_feature(enable = $features)]
@@ -207,6 +224,7 @@ macro_rules! avx512_module {
 avx512_module!(
     /// Without VNNI; products of bytes go through 16 bits as with AVX2.
     avx512, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl", 0, super::avx2::PART_LINES,
+    super::avx2::PART_LINES_MXFP4,
     {
         fn begin(_: __m512i) -> __m512i {
             _mm512_setzero_si512()
@@ -233,7 +251,7 @@ avx512_module!(
 
 avx512_module!(
     /// With VNNI: four products of an unsigned and a signed byte are added at once, exactly.
-    vnni, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni", 128, usize::MAX,
+    vnni, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni", 128, usize::MAX, usize::MAX,
     {
         fn begin(sums: __m512i) -> __m512i {
             sums

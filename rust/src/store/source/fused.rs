@@ -1,25 +1,10 @@
 //! Experts whose matrices lie in tensors of all experts of a layer, stored transposed.
 
-use super::{Form, MatrixSource};
+use super::{Form, FusedRows, MatrixSource, check_size};
 use crate::dtype::{Dtype, widen};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::matrix::Matrix;
-use crate::store::record::MAX_ELEMENTS;
 use crate::store::{Catalog, Tensor};
-
-/// Which columns of a matrix or elements of a vector: every `step`-th from `first` on.
-#[derive(Clone, Copy, Debug)]
-pub struct Stride {
-    /// The first one.
-    pub first: usize,
-    /// From one to the next.
-    pub step: usize,
-}
-
-impl Stride {
-    /// All of them.
-    pub const ALL: Self = Self { first: 0, step: 1 };
-}
 
 /// Columns of one expert's part of a tensor.
 #[derive(Clone, Debug)]
@@ -27,36 +12,33 @@ pub(super) struct Columns {
     pub(super) dtype: Dtype,
     /// `[n_in, columns]`
     slab: Tensor,
-    stride: Stride,
+    first: usize,
+    step: usize,
 }
 
 impl MatrixSource {
-    /// The matrix `[n_out, n_in]` whose output rows are the columns `stride` of expert `expert` of
-    /// the tensor `name` `[experts, n_in, n_out * step]`.
+    /// Finds the matrix `[n_out, n_in]` whose output rows `rows` are columns of the tensor `name`
+    /// `[experts, n_in, n_out * step]`.
     ///
     /// # Errors
     /// [`Error::BadFile`] for a missing tensor or another shape or type than expected.
     pub fn of_columns(
         catalog: &Catalog,
         name: &str,
-        (expert, n_experts): (usize, usize),
-        [n_out, n_in]: [usize; 2],
-        stride: Stride,
+        rows: FusedRows,
+        n_out: usize,
+        n_in: usize,
     ) -> Result<Self> {
+        check_size(catalog, name, n_out, n_in)?;
+        let FusedRows { n_experts, expert, first, step } = rows;
         let tensor = catalog.require(name)?;
-        if n_out.checked_mul(n_in).is_none_or(|n| n > MAX_ELEMENTS) {
-            return Err(Error::bad_file(
-                catalog.dir(),
-                format!("{name}: {n_out} x {n_in} is too large"),
-            ));
-        }
-        let shape = [n_experts, n_in, n_out * stride.step];
+        let shape = [n_experts, n_in, n_out * step];
         if tensor.shape != shape {
             return Err(catalog.wrong_shape(name, tensor, &shape));
         }
         let dtype = catalog.float_dtype(name, tensor)?;
         let slab = tensor.slab(expert);
-        Ok(Self { n_out, n_in, form: Form::Columns(Columns { dtype, slab, stride }) })
+        Ok(Self { n_out, n_in, form: Form::Columns(Columns { dtype, slab, first, step }) })
     }
 }
 
@@ -65,8 +47,8 @@ impl Columns {
         catalog.read(&self.slab)
     }
 
-    /// Whether reading either reads the same bytes.
-    pub(super) fn is_beside(&self, other: &Self) -> bool {
+    /// Whether `other` is made of the same slab.
+    pub(super) fn shares_slab(&self, other: &Self) -> bool {
         (self.slab.shard, self.slab.offset) == (other.slab.shard, other.slab.offset)
     }
 
@@ -75,7 +57,7 @@ impl Columns {
         let (width, size) = (self.slab.shape[1], self.dtype.bytes());
         let mut rows = Vec::with_capacity(n_out * n_in * size);
         for row in 0..n_out {
-            let column = self.stride.first + row * self.stride.step;
+            let column = self.first + row * self.step;
             for k in 0..n_in {
                 rows.extend_from_slice(&bytes[(k * width + column) * size..][..size]);
             }
@@ -90,28 +72,24 @@ pub struct VectorSource {
     dtype: Dtype,
     n: usize,
     slab: Tensor,
-    stride: Stride,
+    first: usize,
+    step: usize,
 }
 
 impl VectorSource {
-    /// The `n` elements `stride` of expert `expert` of the tensor `name` `[experts, n * step]`.
+    /// Finds the `n` elements `rows` of the tensor `name` `[experts, n * step]`.
     ///
     /// # Errors
     /// [`Error::BadFile`] for a missing tensor or another shape or type than expected.
-    pub fn find(
-        catalog: &Catalog,
-        name: &str,
-        (expert, n_experts): (usize, usize),
-        n: usize,
-        stride: Stride,
-    ) -> Result<Self> {
+    pub fn find(catalog: &Catalog, name: &str, rows: FusedRows, n: usize) -> Result<Self> {
+        let FusedRows { n_experts, expert, first, step } = rows;
         let tensor = catalog.require(name)?;
-        let shape = [n_experts, n * stride.step];
+        let shape = [n_experts, n * step];
         if tensor.shape != shape {
             return Err(catalog.wrong_shape(name, tensor, &shape));
         }
         let dtype = catalog.float_dtype(name, tensor)?;
-        Ok(Self { dtype, n, slab: tensor.slab(expert), stride })
+        Ok(Self { dtype, n, slab: tensor.slab(expert), first, step })
     }
 
     /// Reads the vector, widened to f32.
@@ -120,7 +98,7 @@ impl VectorSource {
     /// [`Error::Io`] where reading fails.
     pub fn load(&self, catalog: &Catalog) -> Result<Vec<f32>> {
         let all = widen(self.dtype, &catalog.read(&self.slab)?);
-        Ok(all.into_iter().skip(self.stride.first).step_by(self.stride.step).collect())
+        Ok(all.into_iter().skip(self.first).step_by(self.step).collect())
     }
 
     /// Bytes in memory once loaded.
@@ -154,13 +132,11 @@ mod tests {
         )
         .expect("a file");
         let catalog = Catalog::open(dir.path()).expect("a catalogue");
-        let odd = Stride { first: 1, step: 2 };
-        let find = |expert, shape, stride| {
-            MatrixSource::of_columns(&catalog, "m", (expert, 3), shape, stride)
-        };
-        let even = find(1, [2, 2], Stride { first: 0, step: 2 }).expect("even columns");
-        let odds = find(1, [2, 2], odd).expect("odd columns");
-        let whole = find(2, [4, 2], Stride::ALL).expect("all columns");
+        let rows = |n_experts, expert, first, step| FusedRows { n_experts, expert, first, step };
+        let find = |rows, n_out, n_in| MatrixSource::of_columns(&catalog, "m", rows, n_out, n_in);
+        let even = find(rows(3, 1, 0, 2), 2, 2).expect("even columns");
+        let odds = find(rows(3, 1, 1, 2), 2, 2).expect("odd columns");
+        let whole = find(rows(3, 2, 0, 1), 4, 2).expect("all columns");
         assert_eq!((even.disk_bytes(), whole.disk_bytes()), (16, 32));
         let loaded = MatrixSource::load_all([&even, &odds, &whole], &catalog).expect("matrices");
         for row in 0..2 {
@@ -171,10 +147,10 @@ mod tests {
         }
         assert_eq!(loaded[2].get(3, 1), 23.0);
         assert_eq!(odds.load(&catalog).expect("by itself").get(1, 0), 11.0);
-        let vector = VectorSource::find(&catalog, "v", (2, 4), 3, odd).expect("a vector");
+        let vector = VectorSource::find(&catalog, "v", rows(4, 2, 1, 2), 3).expect("a vector");
         assert_eq!(vector.load(&catalog).expect("elements"), [13.0, 15.0, 17.0]);
-        assert!(find(0, [2, 2], Stride::ALL).is_err());
-        assert!(find(0, [usize::MAX, 2], Stride::ALL).is_err());
-        assert!(VectorSource::find(&catalog, "v", (0, 3), 3, odd).is_err());
+        assert!(find(rows(3, 0, 0, 1), 2, 2).is_err());
+        assert!(find(rows(3, 0, 0, 1), usize::MAX, 2).is_err());
+        assert!(VectorSource::find(&catalog, "v", rows(3, 0, 1, 2), 3).is_err());
     }
 }
