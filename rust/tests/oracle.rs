@@ -115,6 +115,22 @@ fn greedy_continuations_equal_the_reference() {
 }
 
 #[test]
+fn only_layers_of_multi_token_prediction_are_left_unused_and_that_is_told() {
+    for &name in MODELS.iter().chain(ROUNDED) {
+        let text = std::fs::read(fixture(name).join("config.json")).expect("a configuration");
+        let config: Value = serde_json::from_slice(&text).expect("JSON");
+        let layers = config["num_hidden_layers"].as_u64().expect("a number");
+        let notices = load(name, &RunnerOptions::default()).model.notices;
+        if config["num_nextn_predict_layers"].as_u64().unwrap_or(0) > 0 {
+            let first = format!("the first is model.layers.{layers}.");
+            assert!(notices.len() == 1 && notices[0].contains(&first), "{name}: {notices:?}");
+        } else {
+            assert!(notices.is_empty(), "{name}: {notices:?}");
+        }
+    }
+}
+
+#[test]
 fn bits_depend_on_neither_chunks_nor_threads_nor_instruction_set() {
     for &name in MODELS.iter().chain(ROUNDED) {
         let (prompt, _) = prompts(name).swap_remove(1);
@@ -249,6 +265,7 @@ fn what_is_not_implemented_is_refused_by_name_before_anything_is_read() {
         ("minimax_m2", "attn_type_list", json!([1, 0, 1, 1])),
         ("minimax_m2", "qk_norm_type", json!("per_head")),
         ("minimax_m2", "partial_rotary_factor", json!(0.25)),
+        ("minimax_m2", "rotary_dim", json!(18)),
         ("minimax_m2", "scoring_func", json!("softmax")),
         ("minimax_m2", "shared_intermediate_size", json!(64)),
         ("minimax_m2", "use_qk_norm", json!(false)),

@@ -107,11 +107,14 @@ pub struct SoftmaxRouter {
 
 impl SoftmaxRouter {
     fn choose(&self, logits: &[f32]) -> Routed {
-        let mut choosable = logits.to_vec();
-        if let Some(groups) = self.groups {
-            groups.mask(&mut choosable);
-        }
-        let experts = top_k(&choosable, self.top_k);
+        let experts = match self.groups {
+            None => top_k(logits, self.top_k),
+            Some(groups) => {
+                let mut choosable = logits.to_vec();
+                groups.mask(&mut choosable);
+                top_k(&choosable, self.top_k)
+            }
+        };
         let largest = logits[experts[0]];
         let mut weights: Vec<f32> =
             experts.iter().map(|&e| math::exp(logits[e] - largest)).collect();

@@ -72,23 +72,23 @@ impl GqaConfig {
         };
         let rope = config.rope()?;
         let share = |share: f64| (head_dim as f64 * share) as usize;
+        let unsupported =
+            |what: String| Err(Error::Unsupported { what, hint: "check config.json".into() });
         let rotary_dim = match (&form.rotary, rope.partial) {
             (Rotary::Whole, None | Some(1.0)) => head_dim,
+            (Rotary::Whole, Some(partial)) => {
+                return unsupported(format!("partial_rotary_factor {partial} in this family"));
+            }
             (Rotary::Share(default), partial) => share(partial.unwrap_or(*default)),
-            (&Rotary::Components(n), partial)
-                if n <= head_dim && partial.is_none_or(|partial| share(partial) == n) =>
-            {
-                n
+            (Rotary::Components(n), _) if *n > head_dim => {
+                return unsupported(format!("rotary_dim {n} for heads of {head_dim}"));
             }
-            (_, partial) => {
-                return Err(Error::Unsupported {
-                    what: format!(
-                        "partial_rotary_factor {} in this family",
-                        partial.unwrap_or_default()
-                    ),
-                    hint: "check config.json".into(),
-                });
+            (Rotary::Components(n), Some(partial)) if share(partial) != *n => {
+                return unsupported(format!(
+                    "partial_rotary_factor {partial} beside rotary_dim {n}"
+                ));
             }
+            (Rotary::Components(n), _) => *n,
         };
         if !n_heads.is_multiple_of(n_kv_heads) || !rotary_dim.is_multiple_of(2) {
             return Err(config.refuse(format!(
