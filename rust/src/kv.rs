@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(*n, 0..44);
         let parts = |positions| kv.blocks(0, positions).map(|block| block.2).collect::<Vec<_>>();
         assert_eq!(parts(200..300), [200..256, 0..44]);
-        assert_eq!(parts(256..257), [0..1]);
+        assert_eq!(parts(255..257), [255..256, 0..1]);
         // Position 290 is the 34th of the second block: tile 2, lane 2.
         assert_eq!(keys[(2 * 3) * TILE + 2], -290.0);
         assert_eq!(keys[(2 * 3 + 1) * TILE + 2], 4.0);

@@ -27,6 +27,7 @@ impl Linear {
 }
 
 /// One layer's attention.
+#[allow(clippy::large_enum_variant, reason = "there is one a layer")]
 pub enum Attention {
     /// Grouped-query attention.
     Gqa(super::gqa::Gqa),

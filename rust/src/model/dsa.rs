@@ -20,7 +20,7 @@ pub enum Indexing {
     /// Everything before the row and the row itself.
     All,
     /// By its own indexer.
-    Own(Indexer),
+    Own(Box<Indexer>),
     /// As the nearest layer before it that has an indexer.
     Shared,
 }

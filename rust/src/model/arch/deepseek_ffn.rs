@@ -1,4 +1,4 @@
-//! The feed-forward blocks of DeepSeek and of GLM and Kimi after it: dense first layers, then routed
+//! The feed-forward blocks of `DeepSeek` and of GLM and Kimi after it: dense first layers, then routed
 //! experts, which may be divided in groups, with a shared one.
 
 use crate::config::Config;

@@ -34,9 +34,10 @@ impl DsaConfig {
             )));
         }
         let pairing =
-            match config.flag_or("indexer_rope_interleave", pairing == Pairing::Interleaved)? {
-                true => Pairing::Interleaved,
-                false => Pairing::Halves,
+            if config.flag_or("indexer_rope_interleave", pairing == Pairing::Interleaved)? {
+                Pairing::Interleaved
+            } else {
+                Pairing::Halves
             };
         Ok(Self {
             hidden: config.count("hidden_size", MAX_DIM)?,
@@ -57,7 +58,7 @@ impl DsaConfig {
         }
         let indexer = format!("{prefix}.indexer");
         let &Self { hidden, q_rank, n_heads, dim, .. } = self;
-        Ok(Indexing::Own(Indexer {
+        Ok(Indexing::Own(Box::new(Indexer {
             n_heads,
             dim,
             rope_dim: self.rope_dim,
@@ -68,7 +69,7 @@ impl DsaConfig {
             k_norm_bias: loader.vector(&format!("{indexer}.k_norm.bias"), dim)?,
             head_weights: loader.matrix_f32(&format!("{indexer}.weights_proj"), n_heads, hidden)?,
             rope: Arc::clone(&self.rope),
-        }))
+        })))
     }
 }
 
