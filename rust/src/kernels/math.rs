@@ -68,7 +68,7 @@ struct Pair {
     low: f32,
 }
 
-/// a + b exactly, for |a| >= |b| or a = 0 (Dekker's Fast2Sum).
+/// a + b exactly, for |a| >= |b| or a = 0 (Dekker's `Fast2Sum`).
 #[inline(always)]
 fn fast_sum(a: f32, b: f32) -> Pair {
     let high = a + b;
@@ -213,7 +213,7 @@ mod tests {
         ("silu", silu, |x| x * exact_sigmoid(x)),
         ("gelu_tanh", gelu_tanh, |x| {
             x * exact_sigmoid(
-                2.0 * (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x),
+                2.0 * (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x),
             )
         }),
         ("tanh", tanh, libm::tanh),

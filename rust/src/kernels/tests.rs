@@ -66,11 +66,11 @@ fn fp8(random: &mut Random, n_out: usize, n_in: usize, block: usize) -> Matrix {
 /// mxfp4 weights of every code, every third one with the largest magnitude, and all scales.
 fn mxfp4(random: &mut Random, n_out: usize, n_in: usize) -> Matrix {
     let codes: Vec<i8> = (0..n_out * n_in)
-        .map(|i| if i % 3 == 0 { 7 } else { (random.next() % 16) as i8 })
+        .map(|i| if i.is_multiple_of(3) { 7 } else { (random.next() % 16) as i8 })
         .collect();
     let scales: Vec<u8> = (0..n_out * n_in / MXFP4_GROUP)
         .flat_map(|_| {
-            let exponent = if random.next() % 8 == 0 { random.next() % 255 } else { 120 };
+            let exponent = if random.next().is_multiple_of(8) { random.next() % 255 } else { 120 };
             mxfp4_scale(exponent as u8).to_le_bytes()
         })
         .collect();

@@ -154,7 +154,7 @@ mod tests {
     fn expected(expert: usize, row: usize, k: usize) -> f32 {
         let [_, rows, n_in] = SHAPE;
         let at = (expert * rows + row) * n_in + k;
-        let code = if at % 2 == 0 { block(at / 2) & 15 } else { block(at / 2) >> 4 };
+        let code = if at.is_multiple_of(2) { block(at / 2) & 15 } else { block(at / 2) >> 4 };
         let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(code & 7)];
         let sign = if code < 8 { 1.0 } else { -1.0 };
         sign * magnitude * 2f32.powi(i32::from(exponent(at / 32)) - 127)
