@@ -3,6 +3,8 @@
 //! Owns: typed access and ranges, the facts all families share. Does not own: which keys a family
 //! has (`model::arch`).
 
+mod rope;
+
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
@@ -10,6 +12,7 @@ use serde_json::Value;
 
 use crate::error::{Error, Result};
 use crate::store::read_json;
+pub use rope::{Llama3, RopeConfig, RopeScaling, Yarn};
 
 const SEE_FAMILIES: &str = "see the list of supported families in the documentation";
 
@@ -18,15 +21,6 @@ pub struct Config {
     path: PathBuf,
     json: Value,
     generation: Value,
-}
-
-/// Rotary position embedding as configured.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RopeConfig {
-    /// Base of the wavelengths.
-    pub theta: f64,
-    /// Share of a head's components that are rotated, if the file says so.
-    pub partial: Option<f64>,
 }
 
 impl Config {
@@ -207,41 +201,6 @@ impl Config {
         })
     }
 
-    /// Rotary embedding in either spelling: `rope_parameters`, or `rope_theta` with `rope_scaling`.
-    pub fn rope(&self) -> Result<RopeConfig> {
-        let nested = self.get("rope_parameters").or_else(|| self.get("rope_scaling"));
-        let kind = nested
-            .and_then(|rope| rope.get("rope_type").or_else(|| rope.get("type")))
-            .and_then(Value::as_str)
-            .unwrap_or("default");
-        if kind != "default" {
-            return Err(Error::Unsupported {
-                what: format!("rope type {kind:?}"),
-                hint: "only models with the default rotary embedding run in this version".into(),
-            });
-        }
-        let field = |key: &str| {
-            self.get("rope_parameters").and_then(|rope| rope.get(key)).or_else(|| self.get(key))
-        };
-        let theta = match field("rope_theta") {
-            None => 10_000.0,
-            Some(value) => value
-                .as_f64()
-                .filter(|theta| *theta >= 1.0 && theta.is_finite())
-                .ok_or_else(|| self.refuse(format!("rope_theta is {value}")))?,
-        };
-        let partial = match field("partial_rotary_factor") {
-            None => None,
-            Some(value) => Some(
-                value
-                    .as_f64()
-                    .filter(|x| *x > 0.0 && *x <= 1.0)
-                    .ok_or_else(|| self.refuse(format!("partial_rotary_factor is {value}")))?,
-            ),
-        };
-        Ok(RopeConfig { theta, partial })
-    }
-
     /// Ids of the tokens that end an answer, of `generation_config.json` or else `config.json`.
     pub fn eos_ids(&self) -> Result<Vec<u32>> {
         let value = self
@@ -255,6 +214,15 @@ impl Config {
             Some(id) => token_id(id).map(|id| vec![id]),
         };
         ids.ok_or_else(|| self.refuse("eos_token_id is neither a token id nor a list of them"))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn from_json(json: &str) -> Self {
+        Self {
+            path: "config.json".into(),
+            json: serde_json::from_str(json).expect("JSON"),
+            generation: Value::Null,
+        }
     }
 
     /// An error about this file.
@@ -272,28 +240,7 @@ mod tests {
     use super::*;
 
     fn config(json: &str) -> Config {
-        Config {
-            path: "config.json".into(),
-            json: serde_json::from_str(json).expect("JSON"),
-            generation: Value::Null,
-        }
-    }
-
-    #[test]
-    fn both_spellings_of_rope_are_read() {
-        let old =
-            config(r#"{"rope_theta": 1e6, "rope_scaling": null, "partial_rotary_factor": 0.5}"#);
-        let new = config(
-            r#"{"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}}"#,
-        );
-        let expected = RopeConfig { theta: 1e6, partial: Some(0.5) };
-        assert_eq!(old.rope().expect("old"), expected);
-        assert_eq!(new.rope().expect("new"), expected);
-        for unknown in
-            [r#"{"rope_scaling": {"type": "yarn"}}"#, r#"{"rope_parameters": {"rope_type": "x"}}"#]
-        {
-            assert!(matches!(config(unknown).rope(), Err(Error::Unsupported { .. })));
-        }
+        Config::from_json(json)
     }
 
     #[test]

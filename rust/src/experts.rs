@@ -11,11 +11,36 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::matrix::Matrix;
-use crate::store::{Catalog, MatrixSource};
+use crate::store::{Catalog, MatrixSource, VectorSource};
 use crate::telemetry::Tiers;
 pub use dispatch::Routed;
 use heat::Heat;
 use residency::Residency;
+
+/// What an expert does between its products.
+#[derive(Clone, Copy, Debug)]
+pub enum Activation {
+    /// silu(gate) up
+    SwiGlu,
+    /// (up + 1) gate sigmoid(alpha gate), where gate is at most `limit` and up within it.
+    Clamped {
+        /// Steepness of the gate.
+        alpha: f32,
+        /// Bound of both.
+        limit: f32,
+    },
+}
+
+/// What is added to each product of an expert.
+#[derive(Clone, Debug)]
+pub struct Biases<T> {
+    /// To [`Expert::gate`], `[expert width]`.
+    pub gate: T,
+    /// To [`Expert::up`], `[expert width]`.
+    pub up: T,
+    /// To [`Expert::down`], `[hidden]`.
+    pub down: T,
+}
 
 /// One expert's weights in memory.
 pub struct Expert {
@@ -25,12 +50,18 @@ pub struct Expert {
     pub up: Matrix,
     /// `[hidden, expert width]`
     pub down: Matrix,
+    /// What is added to the products, if anything is.
+    pub biases: Option<Biases<Vec<f32>>>,
+    /// What is done between them.
+    pub activation: Activation,
 }
 
 impl Expert {
     /// Bytes in memory.
     pub fn bytes(&self) -> u64 {
-        (self.gate.bytes() + self.up.bytes() + self.down.bytes()) as u64
+        let biases = self.biases.as_ref().map_or(0, |b| b.gate.len() + b.up.len() + b.down.len());
+        let matrices = self.gate.bytes() + self.up.bytes() + self.down.bytes();
+        (matrices + biases * size_of::<f32>()) as u64
     }
 }
 
@@ -43,22 +74,45 @@ pub struct ExpertSource {
     pub up: MatrixSource,
     /// See [`Expert::down`].
     pub down: MatrixSource,
+    /// See [`Expert::biases`].
+    pub biases: Option<Biases<VectorSource>>,
+    /// See [`Expert::activation`].
+    pub activation: Activation,
 }
 
 impl ExpertSource {
     fn load(&self, catalog: &Catalog) -> Result<Expert> {
         let [gate, up, down] = MatrixSource::load_all([&self.gate, &self.up, &self.down], catalog)?;
-        Ok(Expert { gate, up, down })
+        let biases = match &self.biases {
+            None => None,
+            Some(Biases { gate, up, down }) => Some(Biases {
+                gate: gate.load(catalog)?,
+                up: up.load(catalog)?,
+                down: down.load(catalog)?,
+            }),
+        };
+        Ok(Expert { gate, up, down, biases, activation: self.activation })
     }
 
     /// Bytes in memory once loaded.
     pub fn ram_bytes(&self) -> u64 {
-        (self.gate.ram_bytes() + self.up.ram_bytes() + self.down.ram_bytes()) as u64
+        self.sum(MatrixSource::ram_bytes, VectorSource::ram_bytes)
     }
 
     /// Bytes read to load it.
     pub fn disk_bytes(&self) -> u64 {
-        (self.gate.disk_bytes() + self.up.disk_bytes() + self.down.disk_bytes()) as u64
+        self.sum(MatrixSource::disk_bytes, VectorSource::disk_bytes)
+    }
+
+    fn sum(
+        &self,
+        matrix: impl Fn(&MatrixSource) -> usize,
+        vector: impl Fn(&VectorSource) -> usize,
+    ) -> u64 {
+        let matrices: usize = [&self.gate, &self.up, &self.down].into_iter().map(matrix).sum();
+        let biases = self.biases.as_ref().map(|b| [&b.gate, &b.up, &b.down]);
+        let biases: usize = biases.into_iter().flatten().map(vector).sum();
+        (matrices + biases) as u64
     }
 }
 

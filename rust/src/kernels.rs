@@ -8,6 +8,8 @@ mod isa;
 pub mod math;
 pub mod scalar;
 
+use std::ops::Range;
+
 use crate::cpu::Isa;
 use crate::matrix::{Elements, Matrix, TILE, padded_group};
 use crate::threads::Team;
@@ -132,12 +134,29 @@ impl Kernels {
         self.table.add_scaled(y, weight, x);
     }
 
+    /// `gate = (up + 1) * gate * sigmoid(alpha * gate)`, clamped; see [`generic::clamped_swiglu`].
+    pub fn clamped_swiglu(&self, gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
+        self.table.clamped_swiglu(gate, up, alpha, limit);
+    }
+
     /// `x = e^((x - max) / temperature)`.
     pub fn softmax_weights(&self, x: &mut [f32], max: f32, temperature: f32) {
         self.table.softmax_weights(x, max, temperature);
     }
 
-    /// Adds one key/value block to a query's attention; see [`generic::attend_block`].
+    /// An indexer's scores of the first positions of a block; see [`generic::index_scores`].
+    pub fn index_scores(
+        &self,
+        q: &[f32],
+        weights: &[f32],
+        scale: f32,
+        keys: &[f32],
+        out: &mut [f32],
+    ) {
+        self.table.index_scores(q, weights, scale, keys, out);
+    }
+
+    /// Adds positions of one key/value block to a query's attention; see [`generic::attend_block`].
     #[allow(clippy::too_many_arguments, reason = "mirrors the kernel")]
     pub fn attend_block(
         &self,
@@ -145,11 +164,11 @@ impl Kernels {
         scale: f32,
         keys: &[f32],
         values: &[f32],
-        n: usize,
+        positions: Range<usize>,
         state: &mut Softmax,
         acc: &mut [f32],
     ) {
-        self.table.attend_block(q, scale, keys, values, n, state, acc);
+        self.table.attend_block(q, scale, keys, values, positions, state, acc);
     }
 }
 
@@ -201,6 +220,15 @@ fn by_tiles(
         }
     });
     y
+}
+
+/// Adds `bias` to each row of `y` `[rows][bias.len()]`.
+pub fn add_bias(y: &mut [f32], bias: &[f32]) {
+    for row in y.chunks_exact_mut(bias.len()) {
+        for (y, b) in row.iter_mut().zip(bias) {
+            *y += b;
+        }
+    }
 }
 
 /// Indices of the `k` largest of `scores`, largest first, ties by the lower index.

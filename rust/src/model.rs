@@ -6,6 +6,7 @@
 pub mod arch;
 mod attention;
 mod decoder;
+mod dsa;
 mod ffn;
 mod gqa;
 mod loader;
@@ -26,6 +27,7 @@ use crate::store::Catalog;
 use crate::telemetry::Phases;
 use crate::threads::Team;
 pub use decoder::{Decoder, Logits};
+pub use dsa::Selection;
 pub use loader::Loader;
 use loader::MAX_POSITIONS;
 pub use summary::summary;
@@ -64,6 +66,8 @@ pub struct Step<'a> {
     pub phases: &'a mut Phases,
     /// Where to record routing, if wanted.
     pub trace: Option<&'a mut Trace>,
+    /// Positions each row attends to, as the last indexer chose; latent attention fills it.
+    pub selection: Vec<Selection>,
     /// Asked between layers; true abandons the pass.
     pub interrupted: &'a mut dyn FnMut() -> bool,
 }

@@ -155,6 +155,7 @@ impl Runner {
             experts: &mut self.experts,
             phases: &mut self.phases,
             trace,
+            selection: Vec::new(),
             interrupted,
         };
         let logits = self.model.decoder.forward(&mut step, wanted)?;

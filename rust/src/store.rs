@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use manifest::{Content, JOURNAL, MANIFEST, Manifest};
 use record::{Digest, Part, RECORDS_KEY};
 use source::fp8;
-pub use source::{FusedRows, MatrixSource};
+pub use source::{FusedRows, MatrixSource, VectorSource};
 
 /// Largest safetensors header accepted; the format's own library stops at the same size.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
@@ -45,6 +45,21 @@ pub struct Tensor {
     pub record: Option<Arc<[Part]>>,
     /// What its bytes must be, if a manifest says so.
     digest: Option<Arc<Digest>>,
+}
+
+impl Tensor {
+    /// Where the part `index` of the outermost dimension lies.
+    fn slab(&self, index: usize) -> Self {
+        let bytes = self.bytes / self.shape[0];
+        Self {
+            shape: self.shape[1..].to_vec(),
+            offset: self.offset + (index * bytes) as u64,
+            bytes,
+            record: None,
+            digest: None,
+            ..*self
+        }
+    }
 }
 
 struct Shard {

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Expert, ExpertStore};
+use super::{Activation, Expert, ExpertStore};
 use crate::error::Result;
-use crate::kernels::Kernels;
+use crate::kernels::{Kernels, add_bias};
 use crate::telemetry::{Phases, timed};
 use crate::threads::Team;
 
@@ -140,14 +140,36 @@ impl ExpertStore {
 }
 
 impl Task {
-    /// `down(silu(gate x) * up x)` of each selected row, in the order of `selections`.
+    /// The expert's output for each selected row, in the order of `selections`.
     fn run(&self, x: &[f32], hidden: usize, kernels: &Kernels) -> Vec<f32> {
         let solo = Team::new(1);
+        let expert = &*self.expert;
         let mut input = Vec::with_capacity(self.selections.len() * hidden);
         for &(row, _) in &self.selections {
             input.extend_from_slice(&x[row * hidden..(row + 1) * hidden]);
         }
-        let Expert { gate, up, down } = &*self.expert;
-        kernels.matmul(&solo, down, &kernels.gated(&solo, gate, up, &input))
+        let inner = match (&expert.activation, &expert.biases) {
+            (Activation::SwiGlu, None) => kernels.gated(&solo, &expert.gate, &expert.up, &input),
+            (activation, biases) => {
+                let mut gate = kernels.matmul(&solo, &expert.gate, &input);
+                let mut up = kernels.matmul(&solo, &expert.up, &input);
+                if let Some(biases) = biases {
+                    add_bias(&mut gate, &biases.gate);
+                    add_bias(&mut up, &biases.up);
+                }
+                match *activation {
+                    Activation::SwiGlu => kernels.silu_mul(&mut gate, &up),
+                    Activation::Clamped { alpha, limit } => {
+                        kernels.clamped_swiglu(&mut gate, &up, alpha, limit);
+                    }
+                }
+                gate
+            }
+        };
+        let mut y = kernels.matmul(&solo, &expert.down, &inner);
+        if let Some(biases) = &expert.biases {
+            add_bias(&mut y, &biases.down);
+        }
+        y
     }
 }

@@ -96,13 +96,20 @@ impl Residency {
 mod tests {
     use super::*;
     use crate::dtype::Dtype;
+    use crate::experts::Activation;
     use crate::matrix::Matrix;
     use proptest::prelude::*;
 
     /// An expert of `3 * n * 64` bytes.
     fn expert(n: usize) -> Arc<Expert> {
         let matrix = || Matrix::from_plain(Dtype::F32, &vec![0; 16 * n * 4], 16, n);
-        Arc::new(Expert { gate: matrix(), up: matrix(), down: matrix() })
+        Arc::new(Expert {
+            gate: matrix(),
+            up: matrix(),
+            down: matrix(),
+            biases: None,
+            activation: Activation::SwiGlu,
+        })
     }
 
     #[test]

@@ -3,6 +3,8 @@
 //! Every function is `inline(always)` so that it takes on the caller's target features, and keeps
 //! the order of operations of `scalar`, which the tests compare bit for bit.
 
+use std::ops::Range;
+
 use super::math;
 use crate::dtype::e4m3_number_to_f32;
 use crate::matrix::{Fp8Tiles, TILE};
@@ -25,6 +27,11 @@ pub struct Softmax {
 impl Softmax {
     /// The state before the first block.
     pub const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
+
+    /// The state after a score that has no value.
+    pub fn sink(score: f32) -> Self {
+        Self { max: score, sum: 1.0 }
+    }
 }
 
 /// Inputs of a product with float weights.
@@ -238,6 +245,18 @@ pub fn add_scaled(y: &mut [f32], weight: f32, x: &[f32]) {
     }
 }
 
+/// `gate = (up + 1) * gate * sigmoid(alpha * gate)` of a gate of at most `limit` and an `up` within
+/// it, either way. A NaN stays one.
+#[inline(always)]
+pub fn clamped_swiglu(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
+    for (g, &u) in gate.iter_mut().zip(up) {
+        let gate = if *g > limit { limit } else { *g };
+        let up = if u > limit { limit } else { u };
+        let up = if up < -limit { -limit } else { up };
+        *g = (up + 1.0) * (gate * math::sigmoid(alpha * gate));
+    }
+}
+
 /// `x = e^((x - max) / temperature)`.
 #[inline(always)]
 pub fn softmax_weights(x: &mut [f32], max: f32, temperature: f32) {
@@ -246,7 +265,37 @@ pub fn softmax_weights(x: &mut [f32], max: f32, temperature: f32) {
     }
 }
 
-/// Adds the first `n` positions of one key/value block to the attention of one query.
+/// An indexer's scores of the first `out.len()` positions of a block.
+///
+/// `q`: `[heads][dim]`. `weights`: `[heads]`. `keys`: `[16 tiles][dim][16 positions]`.
+#[inline(always)]
+pub fn index_scores(q: &[f32], weights: &[f32], scale: f32, keys: &[f32], out: &mut [f32]) {
+    let rows = Rows { n_in: q.len() / weights.len(), x: q };
+    let keys = Plain(keys, |k: f32| k);
+    for (tile, out) in out.chunks_mut(TILE).enumerate() {
+        let mut acc = [0.0f32; TILE];
+        let mut add = |weight: f32, products: &Lanes| {
+            for l in 0..TILE {
+                let dot = products[l] * scale;
+                acc[l] = weight.mul_add(if dot < 0.0 { 0.0 } else { dot }, acc[l]);
+            }
+        };
+        let whole = weights.len() / 4 * 4;
+        for head in (0..whole).step_by(4) {
+            let products = keys.accumulate::<1, 4>(tile, rows, head)[0];
+            for (weight, products) in weights[head..].iter().zip(&products) {
+                add(*weight, products);
+            }
+        }
+        for head in whole..weights.len() {
+            add(weights[head], &keys.accumulate::<1, 1>(tile, rows, head)[0][0]);
+        }
+        out.copy_from_slice(&acc[..out.len()]);
+    }
+}
+
+/// Adds some positions of one key/value block to the attention of one query, as if the others were
+/// not there.
 ///
 /// `q`: `[k_dim]`. `keys`: `[16 tiles][k_dim][16 positions]`. `values`: `[256][v_dim]`.
 /// `acc`: `[v_dim]`, the value sum relative to `state.max`.
@@ -256,23 +305,24 @@ pub fn attend_block(
     scale: f32,
     keys: &[f32],
     values: &[f32],
-    n: usize,
+    positions: Range<usize>,
     state: &mut Softmax,
     acc: &mut [f32],
 ) {
     let mut p = [f32::NEG_INFINITY; KV_BLOCK];
-    let n_tiles = n.div_ceil(TILE);
+    let tiles = positions.start / TILE..positions.end.div_ceil(TILE);
     let keys = Plain(keys, |k: f32| k);
     let rows = Rows { n_in: q.len(), x: q };
     let mut scores = [[0.0f32; TILE]; KV_BLOCK / TILE];
-    matmul(keys, 0, rows, 1, &mut scores[..n_tiles]);
+    matmul(keys, tiles.start, rows, 1, &mut scores[tiles.clone()]);
     let mut block_max = f32::NEG_INFINITY;
-    for (p, s) in p[..n].iter_mut().zip(scores.as_flattened()) {
+    let scores = &scores.as_flattened()[positions.clone()];
+    for (p, s) in p[positions.clone()].iter_mut().zip(scores) {
         *p = s * scale;
         block_max = if *p > block_max { *p } else { block_max };
     }
     let mut partial = [0.0f32; TILE];
-    for tile in p[..n_tiles * TILE].as_chunks_mut::<TILE>().0 {
+    for tile in p[tiles.start * TILE..tiles.end * TILE].as_chunks_mut::<TILE>().0 {
         for l in 0..TILE {
             tile[l] = math::exp(tile[l] - block_max);
             partial[l] += tile[l];
@@ -284,19 +334,20 @@ pub fn attend_block(
     state.max = max;
     state.sum = state.sum.mul_add(old, block_sum * new);
     let v_dim = acc.len();
+    let (p, values) = (&p[positions.clone()], &values[positions.start * v_dim..]);
     let mut d = 0;
     while d < v_dim {
         let width = TILE.min(v_dim - d);
         let mut sum = [0.0f32; TILE];
         if width == TILE {
-            for (j, &pj) in p[..n].iter().enumerate() {
+            for (j, &pj) in p.iter().enumerate() {
                 let v: &Lanes = values[j * v_dim + d..][..TILE].try_into().expect("16 lanes");
                 for l in 0..TILE {
                     sum[l] = v[l].mul_add(pj, sum[l]);
                 }
             }
         } else {
-            for (j, &pj) in p[..n].iter().enumerate() {
+            for (j, &pj) in p.iter().enumerate() {
                 for l in 0..width {
                     sum[l] = values[j * v_dim + d + l].mul_add(pj, sum[l]);
                 }

@@ -1,5 +1,7 @@
 //! The generic kernels compiled for each instruction set, behind one table of function pointers.
 
+use std::ops::Range;
+
 use super::generic::{self, Lanes, Plain, Rows, Scaled, Softmax};
 use super::int::{self, IntRows};
 use crate::cpu::Isa;
@@ -13,8 +15,10 @@ pub struct Table {
     rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
     silu_mul: unsafe fn(&mut [f32], &[f32]),
     add_scaled: unsafe fn(&mut [f32], f32, &[f32]),
+    clamped_swiglu: unsafe fn(&mut [f32], &[f32], f32, f32),
     softmax_weights: unsafe fn(&mut [f32], f32, f32),
-    attend_block: unsafe fn(&[f32], f32, &[f32], &[f32], usize, &mut Softmax, &mut [f32]),
+    index_scores: unsafe fn(&[f32], &[f32], f32, &[f32], &mut [f32]),
+    attend_block: unsafe fn(&[f32], f32, &[f32], &[f32], Range<usize>, &mut Softmax, &mut [f32]),
 }
 
 #[inline(always)]
@@ -35,7 +39,7 @@ fn matmul(w: &Elements, first: usize, x: Rows<'_>, n_rows: usize, out: &mut [Lan
 macro_rules! level {
     ($name:ident, $int_matmul:path $(, $feature:literal)*) => {
         mod $name {
-            use super::{Elements, Lanes, Rows, Softmax, Table, generic, int};
+            use super::{Elements, Lanes, Range, Rows, Softmax, Table, generic, int};
 
             pub const TABLE: Table = Table {
                 matmul,
@@ -44,7 +48,9 @@ macro_rules! level {
                 rms_norm,
                 silu_mul,
                 add_scaled,
+                clamped_swiglu,
                 softmax_weights,
+                index_scores,
                 attend_block,
             };
 
@@ -74,8 +80,18 @@ macro_rules! level {
             }
 
             $(#[target_feature(enable = $feature)])*
+            fn clamped_swiglu(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
+                generic::clamped_swiglu(gate, up, alpha, limit);
+            }
+
+            $(#[target_feature(enable = $feature)])*
             fn softmax_weights(x: &mut [f32], max: f32, temperature: f32) {
                 generic::softmax_weights(x, max, temperature);
+            }
+
+            $(#[target_feature(enable = $feature)])*
+            fn index_scores(q: &[f32], w: &[f32], scale: f32, keys: &[f32], out: &mut [f32]) {
+                generic::index_scores(q, w, scale, keys, out);
             }
 
             $(#[target_feature(enable = $feature)])*
@@ -84,11 +100,11 @@ macro_rules! level {
                 scale: f32,
                 keys: &[f32],
                 values: &[f32],
-                n: usize,
+                positions: Range<usize>,
                 state: &mut Softmax,
                 acc: &mut [f32],
             ) {
-                generic::attend_block(q, scale, keys, values, n, state, acc);
+                generic::attend_block(q, scale, keys, values, positions, state, acc);
             }
         }
     };
@@ -159,9 +175,19 @@ impl Table {
         unsafe { (self.add_scaled)(y, weight, x) }
     }
 
+    pub fn clamped_swiglu(&self, gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
+        // SAFETY: as above.
+        unsafe { (self.clamped_swiglu)(gate, up, alpha, limit) }
+    }
+
     pub fn softmax_weights(&self, x: &mut [f32], max: f32, temperature: f32) {
         // SAFETY: as above.
         unsafe { (self.softmax_weights)(x, max, temperature) }
+    }
+
+    pub fn index_scores(&self, q: &[f32], w: &[f32], scale: f32, keys: &[f32], out: &mut [f32]) {
+        // SAFETY: as above.
+        unsafe { (self.index_scores)(q, w, scale, keys, out) }
     }
 
     #[allow(clippy::too_many_arguments, reason = "mirrors the kernel")]
@@ -171,11 +197,11 @@ impl Table {
         scale: f32,
         keys: &[f32],
         values: &[f32],
-        n: usize,
+        positions: Range<usize>,
         state: &mut Softmax,
         acc: &mut [f32],
     ) {
         // SAFETY: as above.
-        unsafe { (self.attend_block)(q, scale, keys, values, n, state, acc) }
+        unsafe { (self.attend_block)(q, scale, keys, values, positions, state, acc) }
     }
 }

@@ -81,6 +81,27 @@ pub fn rms_norm(x: &[f32], w: &[f32], eps: f32) -> Vec<f32> {
     x.iter().zip(w).map(|(x, w)| x * inverse * w).collect()
 }
 
+/// Layer normalisation; squares are rounded before they are added.
+pub fn layer_norm(x: &[f32], w: &[f32], b: &[f32], eps: f32) -> Vec<f32> {
+    let n = x.len() as f32;
+    let mean = strided_sum(x.iter().copied(), |acc, v| acc + v) / n;
+    let squares = strided_sum(x.iter().map(|v| v - mean), |acc, v| acc + v * v);
+    let inverse = 1.0 / (squares / n + eps).sqrt();
+    x.iter().zip(w).zip(b).map(|((x, w), b)| (x - mean) * inverse * w + b).collect()
+}
+
+/// An indexer's score of each of `keys`: over its heads, the weighted sum of what of
+/// q . key * scale is positive. `q`: one query a head.
+pub fn index_scores(q: &[Vec<f32>], weights: &[f32], scale: f32, keys: &[Vec<f32>]) -> Vec<f32> {
+    let score = |key: &Vec<f32>| {
+        q.iter().zip(weights).fold(0.0f32, |acc, (q, &weight)| {
+            let dot = (0..q.len()).fold(0.0f32, |a, d| key[d].mul_add(q[d], a)) * scale;
+            weight.mul_add(if dot < 0.0 { 0.0 } else { dot }, acc)
+        })
+    };
+    keys.iter().map(score).collect()
+}
+
 /// `SwiGLU`'s inner product.
 pub fn silu_mul(gate: &[f32], up: &[f32]) -> Vec<f32> {
     gate.iter().zip(up).map(|(&g, &u)| math::silu(g) * u).collect()
@@ -96,21 +117,45 @@ pub fn softmax_weights(x: &[f32], max: f32, temperature: f32) -> Vec<f32> {
     x.iter().map(|v| math::exp((v - max) / temperature)).collect()
 }
 
-/// Attention of one query over `keys` and `values`, one vector per position, in blocks of `block`.
+/// The inner product of `SwiGLU` with a clamped gate and one added to `up`.
+pub fn clamped_swiglu(gate: &[f32], up: &[f32], alpha: f32, limit: f32) -> Vec<f32> {
+    let clamped = |v: f32, least: f32| match v {
+        v if v > limit => limit,
+        v if v < least => least,
+        v => v,
+    };
+    let product = |(&g, &u): (&f32, &f32)| {
+        let g = clamped(g, f32::NEG_INFINITY);
+        (clamped(u, -limit) + 1.0) * (g * math::sigmoid(alpha * g))
+    };
+    gate.iter().zip(up).map(product).collect()
+}
+
+/// Attention of one query over `keys` and `values` from position `first` on, one vector per
+/// position, in blocks of `block`. A `sink` is one more score, of a key without a value.
 pub fn attend(
     q: &[f32],
     scale: f32,
     keys: &[Vec<f32>],
     values: &[Vec<f32>],
     block: usize,
+    first: usize,
+    sink: Option<f32>,
 ) -> Vec<f32> {
     let v_dim = values[0].len();
-    let (mut max, mut sum, mut acc) = (f32::NEG_INFINITY, 0.0f32, vec![0.0f32; v_dim]);
-    for (keys, values) in keys.chunks(block).zip(values.chunks(block)) {
-        let scores: Vec<f32> = keys
-            .iter()
-            .map(|key| (0..q.len()).fold(0.0f32, |a, d| key[d].mul_add(q[d], a)) * scale)
-            .collect();
+    let (mut max, mut sum) = sink.map_or((f32::NEG_INFINITY, 0.0f32), |sink| (sink, 1.0));
+    let mut acc = vec![0.0f32; v_dim];
+    for (i, (keys, values)) in keys.chunks(block).zip(values.chunks(block)).enumerate() {
+        if (i + 1) * block <= first {
+            continue;
+        }
+        let score = |(j, key): (usize, &Vec<f32>)| {
+            if i * block + j < first {
+                return f32::NEG_INFINITY;
+            }
+            (0..q.len()).fold(0.0f32, |a, d| key[d].mul_add(q[d], a)) * scale
+        };
+        let scores: Vec<f32> = keys.iter().enumerate().map(score).collect();
         let block_max = scores.iter().fold(f32::NEG_INFINITY, |a, &s| if s > a { s } else { a });
         let p: Vec<f32> = scores.iter().map(|s| math::exp(s - block_max)).collect();
         let block_sum = strided_sum(p.iter().copied(), |acc, v| acc + v);

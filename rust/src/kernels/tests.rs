@@ -252,6 +252,9 @@ fn norms_and_activations_equal_scalar_bit_for_bit() {
             let mut sum = w.clone();
             kernels.add_scaled(&mut sum, 0.3, &x);
             assert_same_bits(&sum, &scalar::add_scaled(&w, 0.3, &x), "add_scaled");
+            let mut gate = x.clone();
+            kernels.clamped_swiglu(&mut gate, &w, 1.702, 7.0);
+            assert_same_bits(&gate, &scalar::clamped_swiglu(&x, &w, 1.702, 7.0), "clamped");
             let mut weights = x.clone();
             kernels.softmax_weights(&mut weights, 32.0, 0.7);
             assert_same_bits(&weights, &scalar::softmax_weights(&x, 32.0, 0.7), "softmax_weights");
@@ -259,8 +262,58 @@ fn norms_and_activations_equal_scalar_bit_for_bit() {
     });
 }
 
+/// Keys of one block as the kernels read them.
+fn tiled(keys: &[Vec<f32>]) -> Vec<f32> {
+    let dim = keys[0].len();
+    let mut tiled = vec![0.0; KV_BLOCK * dim];
+    for (j, key) in keys.iter().enumerate() {
+        for (d, v) in key.iter().enumerate() {
+            tiled[(j / TILE * dim + d) * TILE + j % TILE] = *v;
+        }
+    }
+    tiled
+}
+
 #[test]
-fn attention_equals_scalar_bit_for_bit_at_every_length() {
+fn index_scores_equal_scalar_bit_for_bit() {
+    every_isa(|kernels| {
+        let mut random = Random(6);
+        for (n_heads, dim) in [(1, 3), (3, 16), (4, 8), (8, 20), (13, 16)] {
+            for len in [1, 15, 16, 17, 100, 256] {
+                let q: Vec<Vec<f32>> = (0..n_heads).map(|_| random.floats(dim)).collect();
+                let keys: Vec<Vec<f32>> = (0..len).map(|_| random.floats(dim)).collect();
+                let weights = random.floats(n_heads);
+                let mut scores = vec![0.0; len];
+                kernels.index_scores(&q.concat(), &weights, 0.25, &tiled(&keys), &mut scores);
+                let expected = scalar::index_scores(&q, &weights, 0.25, &keys);
+                assert_same_bits(&scores, &expected, "index scores");
+            }
+        }
+        let mut scores = [0.0];
+        kernels.index_scores(&[f32::NAN], &[1.0], 1.0, &tiled(&[vec![1.0]]), &mut scores);
+        assert!(scores[0].is_nan(), "a NaN is not taken for a score of zero");
+    });
+}
+
+#[test]
+fn layer_norms_have_mean_and_spread_of_their_weights() {
+    let mut random = Random(7);
+    for n in [2, 16, 100] {
+        let (x, w, b) = (random.floats(n), random.floats(n), random.floats(n));
+        let exact: Vec<f64> = x.iter().map(|v| f64::from(*v)).collect();
+        let mean = exact.iter().sum::<f64>() / n as f64;
+        let spread = exact.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n as f64;
+        let out = scalar::layer_norm(&x, &w, &b, 1e-6);
+        for i in 0..n {
+            let normed = (exact[i] - mean) / (spread + 1e-6).sqrt();
+            let expected = normed * f64::from(w[i]) + f64::from(b[i]);
+            assert!((f64::from(out[i]) - expected).abs() < 1e-4, "{n}, {i}");
+        }
+    }
+}
+
+#[test]
+fn attention_equals_scalar_bit_for_bit_at_every_length_and_window() {
     every_isa(|kernels| {
         let mut random = Random(5);
         for (k_dim, v_dim) in [(16, 16), (40, 32), (24, 20)] {
@@ -268,25 +321,45 @@ fn attention_equals_scalar_bit_for_bit_at_every_length() {
                 let q = random.floats(k_dim);
                 let keys: Vec<Vec<f32>> = (0..len).map(|_| random.floats(k_dim)).collect();
                 let values: Vec<Vec<f32>> = (0..len).map(|_| random.floats(v_dim)).collect();
-                let (mut state, mut acc) = (Softmax::EMPTY, vec![0.0; v_dim]);
-                for (keys, values) in keys.chunks(KV_BLOCK).zip(values.chunks(KV_BLOCK)) {
-                    let mut tiled = vec![0.0; KV_BLOCK * k_dim];
-                    for (j, key) in keys.iter().enumerate() {
-                        for (d, v) in key.iter().enumerate() {
-                            tiled[(j / TILE * k_dim + d) * TILE + j % TILE] = *v;
-                        }
+                let firsts = [0usize, 1, 15, 16, 33, 255, 256, 300, len - 1];
+                for first in firsts.into_iter().filter(|first| *first < len) {
+                    let sink = first.is_multiple_of(2).then(|| random.float());
+                    let mut state = match sink {
+                        None => Softmax::EMPTY,
+                        Some(sink) => Softmax::sink(sink),
+                    };
+                    let mut acc = vec![0.0; v_dim];
+                    for block in first / KV_BLOCK..len.div_ceil(KV_BLOCK) {
+                        let start = block * KV_BLOCK;
+                        let part = start..len.min(start + KV_BLOCK);
+                        let positions = first.saturating_sub(start)..part.len();
+                        let (keys, values) = (tiled(&keys[part.clone()]), values[part].concat());
+                        kernels.attend_block(
+                            &q, 0.25, &keys, &values, positions, &mut state, &mut acc,
+                        );
                     }
-                    let flat = values.concat();
-                    kernels.attend_block(&q, 0.25, &tiled, &flat, keys.len(), &mut state, &mut acc);
+                    let out: Vec<f32> = acc.iter().map(|v| v / state.sum).collect();
+                    let expected = scalar::attend(&q, 0.25, &keys, &values, KV_BLOCK, first, sink);
+                    assert_same_bits(&out, &expected, "attention");
                 }
-                let out: Vec<f32> = acc.iter().map(|v| v / state.sum).collect();
-                assert_same_bits(
-                    &out,
-                    &scalar::attend(&q, 0.25, &keys, &values, KV_BLOCK),
-                    "attention",
-                );
             }
         }
+    });
+}
+
+#[test]
+fn clamped_activations_keep_a_nan_and_nothing_beyond_the_limit() {
+    every_isa(|kernels| {
+        for (gate, up) in [(f32::NAN, 1.0), (1.0, f32::NAN)] {
+            let mut y = [gate];
+            kernels.clamped_swiglu(&mut y, &[up], 1.702, 7.0);
+            assert!(y[0].is_nan());
+        }
+        let mut y = [9.0, 7.0, -200.0];
+        kernels.clamped_swiglu(&mut y, &[-100.0, -7.0, 3.0], 1.702, 7.0);
+        assert_eq!(y[0], y[1]);
+        assert!((f64::from(y[1]) - -6.0 * 7.0 / (1.0 + (-1.702f64 * 7.0).exp())).abs() < 1e-4);
+        assert_eq!(y[2], 0.0);
     });
 }
 

@@ -1,12 +1,21 @@
 //! The families, one file each.
 
+mod deepseek_ffn;
+mod deepseek_v2;
+mod deepseek_v3;
+mod deepseek_v32;
+mod dsa_config;
+mod glm4;
 mod glm4_moe;
 mod glm4_moe_lite;
-mod glm_ffn;
+mod glm_moe_dsa;
+mod gpt_oss;
 mod gqa_config;
 mod gqa_decoder;
 mod llama;
+mod minimax_m2;
 mod mixtral;
+mod mla_config;
 mod olmoe;
 mod qwen2_moe;
 mod qwen3;
@@ -25,9 +34,17 @@ pub struct Family {
 
 /// Every family this version runs.
 pub const FAMILIES: &[Family] = &[
+    deepseek_v2::FAMILY,
+    deepseek_v3::DEEPSEEK_V3,
+    deepseek_v32::FAMILY,
+    glm4::FAMILY,
     glm4_moe::FAMILY,
     glm4_moe_lite::FAMILY,
+    glm_moe_dsa::FAMILY,
+    gpt_oss::FAMILY,
+    deepseek_v3::KIMI_K2,
     llama::FAMILY,
+    minimax_m2::FAMILY,
     mixtral::FAMILY,
     olmoe::FAMILY,
     qwen2_moe::FAMILY,

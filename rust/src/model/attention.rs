@@ -1,7 +1,8 @@
 //! What all attention forms share: projections with bias, and attending to a slot's keys.
 
-use super::Step;
-use crate::kernels::{Kernels, Softmax};
+use super::{Row, Step};
+use crate::error::Result;
+use crate::kernels::{KV_BLOCK, Kernels, Softmax, add_bias};
 use crate::kv::KvLayout;
 use crate::matrix::Matrix;
 use crate::threads::Team;
@@ -19,17 +20,14 @@ impl Linear {
     pub fn forward(&self, kernels: &Kernels, team: &Team, x: &[f32]) -> Vec<f32> {
         let mut y = kernels.matmul(team, &self.weight, x);
         if let Some(bias) = &self.bias {
-            for row in y.chunks_exact_mut(bias.len()) {
-                for (y, b) in row.iter_mut().zip(bias) {
-                    *y += b;
-                }
-            }
+            add_bias(&mut y, bias);
         }
         y
     }
 }
 
 /// One layer's attention.
+#[allow(clippy::large_enum_variant, reason = "there is one a layer")]
 pub enum Attention {
     /// Grouped-query attention.
     Gqa(super::gqa::Gqa),
@@ -47,41 +45,107 @@ impl Attention {
     }
 
     /// Adds the rows' keys and values to their slots and attends: `[rows][hidden]` in and out.
-    pub fn forward(&self, layer: usize, x: &[f32], step: &mut Step) -> Vec<f32> {
+    ///
+    /// # Errors
+    /// [`crate::Error::NonFinite`] where positions are chosen by scores that are not finite.
+    pub fn forward(&self, layer: usize, x: &[f32], step: &mut Step) -> Result<Vec<f32>> {
         match self {
-            Self::Gqa(gqa) => gqa.forward(layer, x, step),
+            Self::Gqa(gqa) => Ok(gqa.forward(layer, x, step)),
             Self::Mla(mla) => mla.forward(layer, x, step),
         }
     }
 }
 
-/// Softmax attention of every query head over its slot's positions up to and including the row's.
+/// What one layer's query heads attend to, and how.
+pub struct Heads<'a> {
+    /// The layer.
+    pub layer: usize,
+    /// What it keeps for each position.
+    pub layout: KvLayout,
+    /// Query heads; head h reads key head h / (n / `layout.heads`).
+    pub n: usize,
+    /// Factor on the scores.
+    pub scale: f32,
+    /// Positions a row sees, its own included; none for all up to its own.
+    pub window: Option<usize>,
+    /// For each head the score of a key without a value.
+    pub sinks: Option<&'a [f32]>,
+}
+
+impl Heads<'_> {
+    /// Elements of a head's query and of its result.
+    fn dims(&self) -> (usize, usize) {
+        (self.layout.k_dim, self.layout.v_dim)
+    }
+
+    fn start(&self, head: usize) -> Softmax {
+        self.sinks.map_or(Softmax::EMPTY, |sinks| Softmax::sink(sinks[head]))
+    }
+}
+
+/// Softmax attention of every query head of `rows` over what it sees of its slot's positions.
 ///
-/// `q`: `[rows][n_heads][k_dim]`; query head h reads key head h / (`n_heads` / heads). Returns
-/// `[rows][n_heads][v_dim]`.
-pub fn attend(
-    step: &Step,
-    layer: usize,
-    layout: KvLayout,
-    n_heads: usize,
-    q: &[f32],
-    scale: f32,
-) -> Vec<f32> {
-    let KvLayout { heads, k_dim, v_dim } = layout;
-    let positions: usize = step.rows.iter().map(|row| row.position + 1).sum();
-    let work = positions * n_heads * (k_dim + v_dim);
-    let mut out = vec![0.0f32; step.rows.len() * n_heads * v_dim];
+/// `q`: `[rows][heads][k_dim]`. Returns `[rows][heads][v_dim]`.
+pub fn attend(step: &Step, rows: &[Row], heads: &Heads, q: &[f32]) -> Vec<f32> {
+    let (k_dim, v_dim) = heads.dims();
+    let seen = |row: &Row| {
+        let end = row.position + 1;
+        heads.window.map_or(0, |window| end.saturating_sub(window))..end
+    };
+    let positions: usize = rows.iter().map(|row| seen(row).len()).sum();
+    let work = positions * heads.n * (k_dim + v_dim);
+    let mut out = vec![0.0f32; rows.len() * heads.n * v_dim];
     step.team.for_each_chunk(&mut out, v_dim, work, |i, acc| {
-        let (row, head) = (step.rows[i / n_heads], i % n_heads);
+        let (row, head) = (rows[i / heads.n], i % heads.n);
         let q = &q[i * k_dim..(i + 1) * k_dim];
-        let kv = step.slots[row.slot].layer(layer);
-        let mut state = Softmax::EMPTY;
-        for (keys, values, n) in kv.blocks(head / (n_heads / heads), row.position + 1) {
-            step.kernels.attend_block(q, scale, keys, values, n, &mut state, acc);
+        let kv = step.slots[row.slot].layer(heads.layer);
+        let mut state = heads.start(head);
+        for (keys, values, n) in kv.blocks(head / (heads.n / heads.layout.heads), seen(&row)) {
+            step.kernels.attend_block(q, heads.scale, keys, values, n, &mut state, acc);
         }
         for v in acc {
             *v /= state.sum;
         }
     });
+    out
+}
+
+/// As [`attend`] for all rows of the step, each over the positions selected for it, in a layer that
+/// keeps latents.
+///
+/// Selected positions are walked in ascending order, 256 at a time, as if they followed one
+/// another. So a row's bits depend on its selection alone, and are those of [`attend`] if all
+/// positions are selected.
+pub fn attend_selected(step: &Step, heads: &Heads, q: &[f32]) -> Vec<f32> {
+    let (k_dim, v_dim) = heads.dims();
+    let mut out = Vec::with_capacity(step.rows.len() * heads.n * v_dim);
+    let mut first = 0;
+    // Runs of rows that select nothing, and each other row by itself.
+    for run in step.selection.chunk_by(|a, b| a.is_none() && b.is_none()) {
+        let rows = &step.rows[first..first + run.len()];
+        let q = &q[first * heads.n * k_dim..][..run.len() * heads.n * k_dim];
+        first += run.len();
+        let Some(positions) = &run[0] else {
+            out.extend(attend(step, rows, heads, q));
+            continue;
+        };
+        let kv = step.slots[rows[0].slot].layer(heads.layer);
+        let parts: Vec<&[usize]> = positions.chunks(KV_BLOCK).collect();
+        let blocks = step.team.map(&parts, positions.len() * k_dim, |part| kv.gather_latents(part));
+        let work = positions.len() * heads.n * (k_dim + v_dim);
+        let at = out.len();
+        out.resize(at + heads.n * v_dim, 0.0);
+        step.team.for_each_chunk(&mut out[at..], v_dim, work, |head, acc| {
+            let q = &q[head * k_dim..(head + 1) * k_dim];
+            let mut state = heads.start(head);
+            for (part, (keys, values)) in parts.iter().zip(&blocks) {
+                let n = 0..part.len();
+                step.kernels.attend_block(q, heads.scale, keys, values, n, &mut state, acc);
+            }
+            for v in acc {
+                *v /= state.sum;
+            }
+        });
+    }
     out
 }

@@ -14,10 +14,14 @@ pub struct Layer {
     pub input_norm: Vec<f32>,
     /// Attention.
     pub attention: Attention,
+    /// Norm of what attention gives, where a family has it, `[hidden]`.
+    pub attention_out_norm: Option<Vec<f32>>,
     /// `[hidden]`
     pub post_norm: Vec<f32>,
     /// Feed-forward block.
     pub ffn: Ffn,
+    /// Norm of what the feed-forward block gives, where a family has it, `[hidden]`.
+    pub ffn_out_norm: Option<Vec<f32>>,
 }
 
 /// Embedding, blocks and output head.
@@ -71,11 +75,23 @@ impl Decoder {
                 return Err(Error::Interrupted);
             }
             let normed = step.kernels.rms_norm(step.team, &x, &layer.input_norm, self.eps);
-            add(&mut x, &layer.attention.forward(i, &normed, step));
+            let y = layer.attention.forward(i, &normed, step)?;
+            self.add(&mut x, y, layer.attention_out_norm.as_deref(), step);
             let normed = step.kernels.rms_norm(step.team, &x, &layer.post_norm, self.eps);
-            add(&mut x, &layer.ffn.forward(i, &normed, step)?);
+            let y = layer.ffn.forward(i, &normed, step)?;
+            self.add(&mut x, y, layer.ffn_out_norm.as_deref(), step);
         }
         self.logits(&x, step, wanted)
+    }
+
+    /// Adds `y`, normed if there is a norm, to `x`; both are `[rows][hidden]`.
+    fn add(&self, x: &mut [f32], mut y: Vec<f32>, norm: Option<&[f32]>, step: &Step) {
+        if let Some(norm) = norm {
+            y = step.kernels.rms_norm(step.team, &y, norm, self.eps);
+        }
+        for (x, y) in x.iter_mut().zip(y) {
+            *x += y;
+        }
     }
 
     fn logits(&self, x: &[f32], step: &mut Step, wanted: Logits) -> Result<Vec<f32>> {
@@ -96,11 +112,5 @@ impl Decoder {
         });
         check_finite("logit", &logits, self.vocab(), self.layers.len(), &rows)?;
         Ok(logits)
-    }
-}
-
-fn add(x: &mut [f32], y: &[f32]) {
-    for (x, y) in x.iter_mut().zip(y) {
-        *x += y;
     }
 }

@@ -4,25 +4,55 @@ use super::router::Router;
 use super::{Step, check_finite};
 use crate::error::Result;
 use crate::experts::Routed;
-use crate::kernels::{Kernels, math};
+use crate::kernels::{Kernels, add_bias, math};
 use crate::matrix::Matrix;
 use crate::threads::Team;
 
 /// `down(silu(gate x) * up x)`.
 pub struct SwiGlu {
-    /// `[width, hidden]`
-    pub gate: Matrix,
-    /// `[width, hidden]`
-    pub up: Matrix,
+    /// Gate and up.
+    pub inner: Inner,
     /// `[hidden, width]`
     pub down: Matrix,
+}
+
+/// How the matrices gate and up are stored.
+pub enum Inner {
+    /// Each by itself, `[width, hidden]`.
+    Apart {
+        /// Through silu.
+        gate: Matrix,
+        /// Its factor.
+        up: Matrix,
+    },
+    /// `[2 * width, hidden]`: the rows of gate, then those of up.
+    Joined(Matrix),
 }
 
 impl SwiGlu {
     /// `[rows][hidden]` in and out.
     pub fn forward(&self, kernels: &Kernels, team: &Team, x: &[f32]) -> Vec<f32> {
-        kernels.matmul(team, &self.down, &kernels.gated(team, &self.gate, &self.up, x))
+        let gated = match &self.inner {
+            Inner::Apart { gate, up } => kernels.gated(team, gate, up, x),
+            Inner::Joined(matrix) => {
+                let (mut gate, up) = halves(&kernels.matmul(team, matrix, x), matrix.n_out);
+                kernels.silu_mul(&mut gate, &up);
+                gate
+            }
+        };
+        kernels.matmul(team, &self.down, &gated)
     }
+}
+
+/// The first and the second half of each of `rows` of `width` elements.
+fn halves(rows: &[f32], width: usize) -> (Vec<f32>, Vec<f32>) {
+    let (mut first, mut second) = (Vec::new(), Vec::new());
+    for row in rows.chunks_exact(width) {
+        let (a, b) = row.split_at(width / 2);
+        first.extend_from_slice(a);
+        second.extend_from_slice(b);
+    }
+    (first, second)
 }
 
 /// A sparse layer's feed-forward block.
@@ -31,6 +61,8 @@ pub struct Moe {
     pub map_row: usize,
     /// Router weights `[experts, hidden]`, f32.
     pub gate: Matrix,
+    /// Added to the router's logits, `[experts]`.
+    pub gate_bias: Option<Vec<f32>>,
     /// How experts are chosen.
     pub router: Router,
     /// The expert every row takes.
@@ -60,7 +92,10 @@ impl Shared {
 
 impl Moe {
     fn route(&self, layer: usize, x: &[f32], step: &Step) -> Result<Vec<Routed>> {
-        let logits = step.kernels.matmul(step.team, &self.gate, x);
+        let mut logits = step.kernels.matmul(step.team, &self.gate, x);
+        if let Some(bias) = &self.gate_bias {
+            add_bias(&mut logits, bias);
+        }
         check_finite("router logit", &logits, self.gate.n_out, layer, step.rows)?;
         Ok(logits.chunks_exact(self.gate.n_out).map(|row| self.router.choose(row)).collect())
     }

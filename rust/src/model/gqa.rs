@@ -1,7 +1,7 @@
 //! Grouped-query attention, with the optional parts families add to it.
 
 use super::Step;
-use super::attention::{Linear, attend};
+use super::attention::{Heads, Linear, attend};
 use super::rope::Rope;
 use crate::kv::KvLayout;
 use crate::telemetry::timed;
@@ -28,6 +28,10 @@ pub struct Gqa {
     pub rotary_dim: usize,
     /// Rotation tables.
     pub rope: std::sync::Arc<Rope>,
+    /// Positions a row sees, its own included; none for all.
+    pub window: Option<usize>,
+    /// For each query head the score of a key without a value, `[n_heads]`.
+    pub sinks: Option<Vec<f32>>,
 }
 
 /// Norms of queries and keys: of each head by itself, or of all heads of a row together, as long as
@@ -44,7 +48,8 @@ pub struct QkNorm {
 impl Gqa {
     /// What the layer keeps for each position.
     pub fn kv_layout(&self) -> KvLayout {
-        KvLayout { heads: self.n_kv_heads, k_dim: self.head_dim, v_dim: self.head_dim }
+        let dim = self.head_dim;
+        KvLayout { heads: self.n_kv_heads, k_dim: dim, v_dim: dim, index_dim: 0 }
     }
 
     /// See [`super::attention::Attention::forward`].
@@ -68,8 +73,15 @@ impl Gqa {
                 let kv = step.slots[row.slot].layer_mut(layer);
                 kv.write(row.position, k, &v[r * kv_width..(r + 1) * kv_width]);
             }
-            let scale = 1.0 / (self.head_dim as f32).sqrt();
-            let out = attend(step, layer, self.kv_layout(), self.n_heads, &q, scale);
+            let heads = Heads {
+                layer,
+                layout: self.kv_layout(),
+                n: self.n_heads,
+                scale: 1.0 / (self.head_dim as f32).sqrt(),
+                window: self.window,
+                sinks: self.sinks.as_deref(),
+            };
+            let out = attend(step, step.rows, &heads, &q);
             self.o_proj.forward(kernels, team, &out)
         });
         step.phases.attention += elapsed;

@@ -7,13 +7,13 @@ use super::Model;
 use super::arch::Family;
 use super::attention::{Attention, Linear};
 use super::decoder::{Decoder, Layer};
-use super::ffn::{Ffn, SwiGlu};
+use super::ffn::{Ffn, Inner, SwiGlu};
 use crate::config::Config;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::experts::ExpertSource;
+use crate::experts::{Activation, Biases, ExpertSource};
 use crate::matrix::Matrix;
-use crate::store::{Catalog, MatrixSource, Tensor};
+use crate::store::{Catalog, FusedRows, MatrixSource, Tensor, VectorSource};
 
 /// Largest dimension accepted from a configuration.
 pub const MAX_DIM: usize = 1 << 20;
@@ -180,8 +180,22 @@ impl<'a> Loader<'a> {
     /// `gate_proj`, `up_proj` and `down_proj` under `prefix`.
     pub fn swiglu(&mut self, prefix: &str, width: usize, hidden: usize) -> Result<SwiGlu> {
         Ok(SwiGlu {
-            gate: self.matrix(&format!("{prefix}.gate_proj"), width, hidden)?,
-            up: self.matrix(&format!("{prefix}.up_proj"), width, hidden)?,
+            inner: Inner::Apart {
+                gate: self.matrix(&format!("{prefix}.gate_proj"), width, hidden)?,
+                up: self.matrix(&format!("{prefix}.up_proj"), width, hidden)?,
+            },
+            down: self.matrix(&format!("{prefix}.down_proj"), hidden, width)?,
+        })
+    }
+
+    /// As [`Loader::swiglu`] with the rows of gate and up, one after the other, in `gate_up_proj`.
+    pub fn joined_swiglu(&mut self, prefix: &str, width: usize, hidden: usize) -> Result<SwiGlu> {
+        Ok(SwiGlu {
+            inner: Inner::Joined(self.matrix(
+                &format!("{prefix}.gate_up_proj"),
+                2 * width,
+                hidden,
+            )?),
             down: self.matrix(&format!("{prefix}.down_proj"), hidden, width)?,
         })
     }
@@ -227,9 +241,54 @@ impl<'a> Loader<'a> {
                     gate: find(gate, width, hidden)?,
                     up: find(up, width, hidden)?,
                     down: find(down, hidden, width)?,
+                    biases: None,
+                    activation: Activation::SwiGlu,
                 })
             })
             .collect()
+    }
+
+    /// Where the `n` experts of one layer lie that share `prefix.gate_up_proj` (gate and up by
+    /// turns), `prefix.down_proj` and their biases, as floats or in MXFP4.
+    pub fn fused_experts(
+        &mut self,
+        prefix: &str,
+        n: usize,
+        width: usize,
+        hidden: usize,
+        activation: Activation,
+    ) -> Result<Vec<ExpertSource>> {
+        self.before_tensor()?;
+        let [gate_up, down] = ["gate_up_proj", "down_proj"].map(|part| format!("{prefix}.{part}"));
+        for name in [&gate_up, &down] {
+            let parts = ["", "_bias", "_blocks", "_scales"];
+            self.used.extend(parts.map(|end| format!("{name}{end}")));
+        }
+        let catalog = self.catalog;
+        let matrix = |name: &str, rows, n_out, n_in| {
+            if catalog.get(&format!("{name}_blocks")).is_some() {
+                MatrixSource::find_mxfp4(catalog, name, rows, n_out, n_in)
+            } else {
+                MatrixSource::of_columns(catalog, name, rows, n_out, n_in)
+            }
+        };
+        let bias =
+            |name: &str, rows, len| VectorSource::find(catalog, &format!("{name}_bias"), rows, len);
+        let source = |expert: usize| {
+            let rows = |first, step| FusedRows { n_experts: n, expert, first, step };
+            Ok(ExpertSource {
+                gate: matrix(&gate_up, rows(0, 2), width, hidden)?,
+                up: matrix(&gate_up, rows(1, 2), width, hidden)?,
+                down: matrix(&down, rows(0, 1), hidden, width)?,
+                biases: Some(Biases {
+                    gate: bias(&gate_up, rows(0, 2), width)?,
+                    up: bias(&gate_up, rows(1, 2), width)?,
+                    down: bias(&down, rows(0, 1), hidden)?,
+                }),
+                activation,
+            })
+        };
+        (0..n).map(source).collect()
     }
 
     /// The block `prefix` around its two halves.
@@ -243,8 +302,10 @@ impl<'a> Loader<'a> {
         Ok(Layer {
             input_norm: self.vector(&format!("{prefix}.input_layernorm.weight"), hidden)?,
             attention,
+            attention_out_norm: None,
             post_norm: self.vector(&format!("{prefix}.post_attention_layernorm.weight"), hidden)?,
             ffn,
+            ffn_out_norm: None,
         })
     }
 

@@ -6,8 +6,10 @@
 //! and decode keeps a token's bits independent of how it was batched.
 
 use super::Step;
-use super::attention::{Linear, attend};
+use super::attention::{Heads, Linear, attend_selected};
+use super::dsa::Indexing;
 use super::rope::Rope;
+use crate::error::Result;
 use crate::kernels::Kernels;
 use crate::kv::KvLayout;
 use crate::matrix::Matrix;
@@ -45,6 +47,8 @@ pub struct Mla {
     pub rope: std::sync::Arc<Rope>,
     /// Factor on the scores.
     pub scale: f32,
+    /// Which positions are attended to.
+    pub indexing: Indexing,
 }
 
 /// From hidden state to `[n_heads * (nope_dim + rope_dim)]`.
@@ -63,12 +67,14 @@ pub enum Query {
 }
 
 impl Query {
-    fn forward(&self, kernels: &Kernels, team: &Team, x: &[f32]) -> Vec<f32> {
+    /// Queries, and the normed latent where there is one.
+    fn forward(&self, kernels: &Kernels, team: &Team, x: &[f32]) -> (Vec<f32>, Vec<f32>) {
         match self {
-            Self::Direct(proj) => proj.forward(kernels, team, x),
+            Self::Direct(proj) => (proj.forward(kernels, team, x), Vec::new()),
             Self::LowRank { down, norm, up } => {
                 let latent = down.forward(kernels, team, x);
-                up.forward(kernels, team, &kernels.rms_norm(team, &latent, norm, LATENT_EPS))
+                let normed = kernels.rms_norm(team, &latent, norm, LATENT_EPS);
+                (up.forward(kernels, team, &normed), normed)
             }
         }
     }
@@ -77,15 +83,27 @@ impl Query {
 impl Mla {
     /// What the layer keeps for each position: key = latent and rotated part, value = latent.
     pub fn kv_layout(&self) -> KvLayout {
-        KvLayout { heads: 1, k_dim: self.kv_rank + self.rope_dim, v_dim: self.kv_rank }
+        let index_dim = match &self.indexing {
+            Indexing::Own(indexer) => indexer.dim,
+            Indexing::All | Indexing::Shared => 0,
+        };
+        let (k_dim, v_dim) = (self.kv_rank + self.rope_dim, self.kv_rank);
+        KvLayout { heads: 1, k_dim, v_dim, index_dim }
     }
 
     /// See [`super::attention::Attention::forward`].
-    pub fn forward(&self, layer: usize, x: &[f32], step: &mut Step) -> Vec<f32> {
+    pub fn forward(&self, layer: usize, x: &[f32], step: &mut Step) -> Result<Vec<f32>> {
         let (mut elapsed, mut absorbing) = Default::default();
         let y = timed(&mut elapsed, || {
-            let mut q = self.query.forward(step.kernels, step.team, x);
+            let (mut q, q_latent) = self.query.forward(step.kernels, step.team, x);
             self.write_keys(layer, x, step);
+            match &self.indexing {
+                Indexing::All => step.selection = vec![None; step.rows.len()],
+                Indexing::Own(indexer) => {
+                    step.selection = indexer.select(layer, x, &q_latent, step)?;
+                }
+                Indexing::Shared => {}
+            }
             let head_dim = self.nope_dim + self.rope_dim;
             for (r, row) in step.rows.iter().enumerate() {
                 let width = self.n_heads * head_dim;
@@ -94,9 +112,17 @@ impl Mla {
                 }
             }
             let absorbed = timed(&mut absorbing, || self.absorb_queries(&q, step));
-            let latent = attend(step, layer, self.kv_layout(), self.n_heads, &absorbed, self.scale);
+            let heads = Heads {
+                layer,
+                layout: self.kv_layout(),
+                n: self.n_heads,
+                scale: self.scale,
+                window: None,
+                sinks: None,
+            };
+            let latent = attend_selected(step, &heads, &absorbed);
             let values = timed(&mut absorbing, || self.decompress(&latent, step));
-            self.o_proj.forward(step.kernels, step.team, &values)
+            Ok(self.o_proj.forward(step.kernels, step.team, &values))
         });
         step.phases.attention += elapsed;
         step.phases.kv_decompress += absorbing;

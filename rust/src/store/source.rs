@@ -1,6 +1,7 @@
 //! Where a weight matrix lies on disk and in which format, so that it can be read at any time.
 
 pub mod fp8;
+mod fused;
 mod mxfp4;
 
 use std::ops::Range;
@@ -12,6 +13,8 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::matrix::{Bits, Matrix, TILE};
 use fp8::Fp8;
+use fused::Columns;
+pub use fused::VectorSource;
 use mxfp4::Mxfp4;
 
 /// Groups that the C engine tries, in this order, where there are more scales than rows.
@@ -44,6 +47,8 @@ enum Form {
     Fp8(Fp8),
     /// Rows of a fused pair of MXFP4 tensors.
     Mxfp4(Mxfp4),
+    /// Columns of a tensor of all experts.
+    Columns(Columns),
     /// A part of a record, as the kernels read it.
     Tiles { record: Tensor, parts: Arc<[Part]>, index: usize },
 }
@@ -233,6 +238,7 @@ impl MatrixSource {
     pub fn disk_bytes(&self) -> usize {
         match &self.form {
             Form::Plain { weight, .. } => weight.bytes,
+            Form::Columns(columns) => self.n_elements() * columns.dtype.bytes(),
             Form::Packed { words, scales, .. } => words.bytes + scales.bytes,
             Form::Fp8(fp8) => fp8.disk_bytes(),
             Form::Mxfp4(mxfp4) => mxfp4.disk_bytes(),
@@ -248,7 +254,7 @@ impl MatrixSource {
     pub fn ram_bytes(&self) -> usize {
         match (&self.form, self.int_layout()) {
             (_, Some(layout)) => layout.ram_bytes(),
-            (Form::Plain { dtype, .. }, _) => {
+            (Form::Plain { dtype, .. } | Form::Columns(Columns { dtype, .. }), _) => {
                 self.n_out.next_multiple_of(TILE) * self.n_in * dtype.bytes()
             }
             (Form::Fp8(fp8), _) => fp8.ram_bytes(),
@@ -259,7 +265,7 @@ impl MatrixSource {
     /// Shape and storage once loaded, if it has integers.
     pub fn int_layout(&self) -> Option<IntLayout> {
         match &self.form {
-            Form::Plain { .. } | Form::Fp8(_) => None,
+            Form::Plain { .. } | Form::Fp8(_) | Form::Columns(_) => None,
             Form::Mxfp4(mxfp4) => Some(mxfp4.layout()),
             &Form::Packed { bits, group, scale_dtype: scales, .. } => {
                 Some(IntLayout { n_out: self.n_out, n_in: self.n_in, bits, group, scales })
@@ -281,7 +287,7 @@ impl MatrixSource {
     /// Name of the storage format in reports.
     pub fn format(&self) -> String {
         match &self.form {
-            Form::Plain { dtype, .. } => dtype.name().into(),
+            Form::Plain { dtype, .. } | Form::Columns(Columns { dtype, .. }) => dtype.name().into(),
             Form::Packed { bits, group, .. } => format_name(*bits, *group),
             Form::Fp8(_) => "fp8-e4m3".into(),
             Form::Mxfp4(mxfp4) => mxfp4.layout().format(),
@@ -297,6 +303,9 @@ impl MatrixSource {
         match &self.form {
             Form::Plain { dtype, weight } => {
                 Ok(Matrix::from_plain(*dtype, &catalog.read(weight)?, self.n_out, self.n_in))
+            }
+            Form::Columns(columns) => {
+                Ok(columns.lay_out(&columns.read(catalog)?, self.n_out, self.n_in))
             }
             Form::Packed { words, scales, signed_bytes, .. } => {
                 let (words, scales) = (catalog.read(words)?, catalog.read(scales)?);
@@ -323,17 +332,30 @@ impl MatrixSource {
             return Ok(matrices.try_into().expect("as many as the record has"));
         }
         let mut matrices = Vec::with_capacity(N);
-        let mut last = None;
+        // What the next source may lie in as well.
+        let (mut last_codes, mut last_columns) = (None, None);
         for source in sources {
-            let Form::Mxfp4(mxfp4) = &source.form else {
-                matrices.push(source.load(catalog)?);
-                continue;
-            };
-            let (_, slab) = match last.take() {
-                Some((before, slab)) if mxfp4.shares_slab(before) => last.insert((mxfp4, slab)),
-                _ => last.insert((mxfp4, mxfp4.read(catalog, 0..source.n_out)?)),
-            };
-            matrices.push(mxfp4.lay_out(source.n_out, slab));
+            matrices.push(match &source.form {
+                Form::Mxfp4(mxfp4) => {
+                    let (_, slab) = match last_codes.take() {
+                        Some((before, slab)) if mxfp4.shares_slab(before) => {
+                            last_codes.insert((mxfp4, slab))
+                        }
+                        _ => last_codes.insert((mxfp4, mxfp4.read(catalog, 0..source.n_out)?)),
+                    };
+                    mxfp4.lay_out(source.n_out, slab)
+                }
+                Form::Columns(columns) => {
+                    let (_, bytes) = match last_columns.take() {
+                        Some((before, bytes)) if columns.shares_slab(before) => {
+                            last_columns.insert((columns, bytes))
+                        }
+                        _ => last_columns.insert((columns, columns.read(catalog)?)),
+                    };
+                    columns.lay_out(bytes, source.n_out, source.n_in)
+                }
+                _ => source.load(catalog)?,
+            });
         }
         Ok(matrices.try_into().expect("one of each source"))
     }
@@ -370,7 +392,9 @@ impl MatrixSource {
             Form::Mxfp4(mxfp4) => {
                 Ok(mxfp4.lay_out(rows.len(), &mxfp4.read(catalog, rows.clone())?))
             }
-            Form::Tiles { .. } => unreachable!("the converter refuses sources with records"),
+            Form::Tiles { .. } | Form::Columns(_) => {
+                unreachable!("the converter refuses sources with records or fused experts")
+            }
         }
     }
 

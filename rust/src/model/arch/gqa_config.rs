@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::model::Loader;
-use crate::model::attention::Attention;
 use crate::model::gqa::{Gqa, QkNorm};
 use crate::model::loader::MAX_DIM;
 use crate::model::rope::{Pairing, Rope};
 
 /// What of it is a family's own.
+#[derive(Default)]
 pub struct Form {
     /// Biases on the projections to queries, keys and values.
     pub qkv_bias: bool,
@@ -17,9 +17,22 @@ pub struct Form {
     pub o_bias: bool,
     /// Norms of queries and keys.
     pub qk_norm: Option<NormOver>,
-    /// Share of each head that is rotated where the file does not say; none for families that
-    /// always rotate whole heads.
-    pub partial_rotary: Option<f64>,
+    /// How much of each head is rotated.
+    pub rotary: Rotary,
+    /// Which components of it form a pair.
+    pub pairing: Pairing,
+}
+
+/// How much of each head is rotated, from its first component on.
+#[derive(Default)]
+pub enum Rotary {
+    /// All of it, whatever the file says.
+    #[default]
+    Whole,
+    /// The share the file says, or else this one.
+    Share(f64),
+    /// This many components.
+    Components(usize),
 }
 
 /// What a norm of queries or keys is taken over.
@@ -47,7 +60,6 @@ impl GqaConfig {
     /// Reads and checks the configuration.
     pub fn read(loader: &Loader, form: Form) -> Result<Self> {
         let config = loader.config;
-        config.full_attention(loader.max_ctx)?;
         let hidden = config.count("hidden_size", MAX_DIM)?;
         let n_heads = config.count("num_attention_heads", MAX_DIM)?;
         let n_kv_heads = config.opt_count("num_key_value_heads", n_heads)?.unwrap_or(n_heads);
@@ -59,22 +71,31 @@ impl GqaConfig {
             }
         };
         let rope = config.rope()?;
-        let share = match (form.partial_rotary, rope.partial) {
-            (Some(default), share) => share.unwrap_or(default),
-            (None, None | Some(1.0)) => 1.0,
-            (None, Some(share)) => {
-                return Err(Error::Unsupported {
-                    what: format!("partial_rotary_factor {share} in this family"),
-                    hint: "check config.json".into(),
-                });
+        let share = |share: f64| (head_dim as f64 * share) as usize;
+        let unsupported =
+            |what: String| Err(Error::Unsupported { what, hint: "check config.json".into() });
+        let rotary_dim = match (&form.rotary, rope.partial) {
+            (Rotary::Whole, None | Some(1.0)) => head_dim,
+            (Rotary::Whole, Some(partial)) => {
+                return unsupported(format!("partial_rotary_factor {partial} in this family"));
             }
+            (Rotary::Share(default), partial) => share(partial.unwrap_or(*default)),
+            (Rotary::Components(n), _) if *n > head_dim => {
+                return unsupported(format!("rotary_dim {n} for heads of {head_dim}"));
+            }
+            (Rotary::Components(n), Some(partial)) if share(partial) != *n => {
+                return unsupported(format!(
+                    "partial_rotary_factor {partial} beside rotary_dim {n}"
+                ));
+            }
+            (Rotary::Components(n), _) => *n,
         };
-        let rotary_dim = (head_dim as f64 * share) as usize;
         if !n_heads.is_multiple_of(n_kv_heads) || !rotary_dim.is_multiple_of(2) {
             return Err(config.refuse(format!(
                 "{n_heads} heads over {n_kv_heads} key heads with {rotary_dim} rotated components"
             )));
         }
+        let rope = Arc::new(Rope::new(rotary_dim, &rope, loader.max_ctx, form.pairing));
         Ok(Self {
             form,
             hidden,
@@ -83,12 +104,12 @@ impl GqaConfig {
             head_dim,
             eps: config.number_or("rms_norm_eps", None)? as f32,
             rotary_dim,
-            rope: Arc::new(Rope::new(rotary_dim, rope.theta, loader.max_ctx, Pairing::Halves)),
+            rope,
         })
     }
 
     /// Loads the attention `prefix` of one layer.
-    pub fn load(&self, loader: &mut Loader, prefix: &str) -> Result<Attention> {
+    pub fn load(&self, loader: &mut Loader, prefix: &str) -> Result<Gqa> {
         let (q_width, kv_width) = (self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim);
         let qk_norm = match self.form.qk_norm {
             None => None,
@@ -106,7 +127,7 @@ impl GqaConfig {
         };
         let Form { qkv_bias, o_bias, .. } = self.form;
         let hidden = self.hidden;
-        Ok(Attention::Gqa(Gqa {
+        Ok(Gqa {
             n_heads: self.n_heads,
             n_kv_heads: self.n_kv_heads,
             head_dim: self.head_dim,
@@ -117,6 +138,8 @@ impl GqaConfig {
             qk_norm,
             rotary_dim: self.rotary_dim,
             rope: Arc::clone(&self.rope),
-        }))
+            window: None,
+            sinks: None,
+        })
     }
 }

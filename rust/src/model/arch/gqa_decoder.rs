@@ -1,13 +1,14 @@
-//! Decoders of grouped-query attention, dense or with softmax-routed experts: Llama, Qwen, `OLMoE`,
-//! Mixtral.
+//! Decoders of grouped-query attention, dense or with routed experts: Llama, Qwen, `OLMoE`, Mixtral,
+//! `MiniMax`.
 
 use super::gqa_config::GqaConfig;
 use crate::config::Config;
 use crate::error::Result;
 use crate::experts::ExpertSource;
+use crate::model::attention::Attention;
 use crate::model::ffn::{Ffn, Moe, Shared};
 use crate::model::loader::{Assembled, MAX_DIM, MAX_EXPERTS, MAX_LAYERS, PartNames};
-use crate::model::router::{Router, SoftmaxRouter};
+use crate::model::router::{Router, SigmoidRouter, SoftmaxRouter};
 use crate::model::{Loader, Model};
 
 /// The sparse feed-forward blocks of a model.
@@ -22,12 +23,25 @@ pub struct Experts {
     pub top_k: usize,
     /// Width of an expert.
     pub width: usize,
-    /// Whether the weights of a row are scaled to a sum of one.
-    pub normalise: bool,
+    /// How experts are chosen and weighted.
+    pub weighing: Weighing,
     /// Whether each layer is sparse.
     pub sparse: Vec<bool>,
     /// Width of the gated expert that every row takes, if there is one.
     pub shared_width: Option<usize>,
+}
+
+/// How a row's experts are chosen and weighted.
+#[derive(Clone, Copy)]
+pub enum Weighing {
+    /// By the softmax of their logits.
+    Softmax {
+        /// Whether the weights of a row are scaled to a sum of one.
+        normalise: bool,
+    },
+    /// By the sigmoid of their logits, with a bias beside the router for the choice; the weights of
+    /// a row are scaled to a sum of one.
+    Sigmoid,
 }
 
 /// Experts of a sparse layer, and how many of them a row takes.
@@ -49,8 +63,15 @@ pub fn qwen_sparse_layers(config: &Config) -> Result<Vec<bool>> {
 /// Loads the whole model; without `moe` all layers are dense.
 pub fn load(loader: &mut Loader, attention: &GqaConfig, moe: Option<&Experts>) -> Result<Model> {
     let config = loader.config;
+    config.full_attention(loader.max_ctx)?;
     config.only("hidden_act", "silu")?;
-    config.only("scoring_func", "softmax")?;
+    config.only(
+        "scoring_func",
+        match moe.map(|moe| moe.weighing) {
+            Some(Weighing::Sigmoid) => "sigmoid",
+            Some(Weighing::Softmax { .. }) | None => "softmax",
+        },
+    )?;
     let n_layers = config.count("num_hidden_layers", MAX_LAYERS)?;
     let hidden = config.count("hidden_size", MAX_DIM)?;
     let dense_width = config.count("intermediate_size", MAX_DIM)?;
@@ -60,6 +81,7 @@ pub fn load(loader: &mut Loader, attention: &GqaConfig, moe: Option<&Experts>) -
     for i in 0..n_layers {
         let prefix = format!("model.layers.{i}");
         let attention = attention.load(loader, &format!("{prefix}.self_attn"))?;
+        let attention = Attention::Gqa(attention);
         let ffn = match moe.filter(|moe| moe.sparse[i]) {
             None => Ffn::Dense(loader.swiglu(&format!("{prefix}.mlp"), dense_width, hidden)?),
             Some(moe) => {
@@ -97,10 +119,24 @@ fn load_sparse(
             gate: Some(loader.matrix_f32(&format!("{block}.shared_expert_gate"), 1, hidden)?),
         }),
     };
+    let top_k = moe.top_k;
+    let router = match moe.weighing {
+        Weighing::Softmax { normalise } => {
+            Router::Softmax(SoftmaxRouter { top_k, groups: None, normalise, scale: 1.0 })
+        }
+        Weighing::Sigmoid => Router::Sigmoid(SigmoidRouter {
+            bias: loader.vector(&format!("{block}.e_score_correction_bias"), moe.n)?,
+            top_k,
+            groups: None,
+            normalise: true,
+            scale: 1.0,
+        }),
+    };
     Ok(Moe {
         map_row,
         gate: loader.matrix_f32(&format!("{block}.gate"), moe.n, hidden)?,
-        router: Router::Softmax(SoftmaxRouter { top_k: moe.top_k, normalise: moe.normalise }),
+        gate_bias: None,
+        router,
         shared,
     })
 }

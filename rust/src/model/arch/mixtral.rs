@@ -5,7 +5,7 @@
 
 use super::Family;
 use super::gqa_config::{Form, GqaConfig};
-use super::gqa_decoder::{self, Experts, expert_counts};
+use super::gqa_decoder::{self, Experts, Weighing, expert_counts};
 use crate::error::Result;
 use crate::model::loader::{MAX_DIM, MAX_LAYERS, PartNames};
 use crate::model::{Loader, Model};
@@ -15,10 +15,7 @@ pub const FAMILY: Family = Family { name: "mixtral", load };
 
 fn load(loader: &mut Loader) -> Result<Model> {
     let config = loader.config;
-    let attention = GqaConfig::read(
-        loader,
-        Form { qkv_bias: false, o_bias: false, qk_norm: None, partial_rotary: None },
-    )?;
+    let attention = GqaConfig::read(loader, Form::default())?;
     let (n, top_k) = expert_counts(config)?;
     let experts = Experts {
         block: "block_sparse_moe",
@@ -26,7 +23,7 @@ fn load(loader: &mut Loader) -> Result<Model> {
         n,
         top_k,
         width: config.count("intermediate_size", MAX_DIM)?,
-        normalise: true,
+        weighing: Weighing::Softmax { normalise: true },
         sparse: vec![true; config.count("num_hidden_layers", MAX_LAYERS)?],
         shared_width: None,
     };

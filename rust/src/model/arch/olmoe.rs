@@ -5,7 +5,7 @@
 
 use super::Family;
 use super::gqa_config::{Form, GqaConfig, NormOver};
-use super::gqa_decoder::{self, Experts, expert_counts};
+use super::gqa_decoder::{self, Experts, Weighing, expert_counts};
 use crate::error::Result;
 use crate::model::loader::{MAX_DIM, MAX_LAYERS, PROJECTIONS};
 use crate::model::{Loader, Model};
@@ -19,7 +19,7 @@ fn load(loader: &mut Loader) -> Result<Model> {
     let bias = config.flag_or("attention_bias", false)?;
     let attention = GqaConfig::read(
         loader,
-        Form { qkv_bias: bias, o_bias: bias, qk_norm: Some(NormOver::Row), partial_rotary: None },
+        Form { qkv_bias: bias, o_bias: bias, qk_norm: Some(NormOver::Row), ..Form::default() },
     )?;
     let (n, top_k) = expert_counts(config)?;
     let experts = Experts {
@@ -28,7 +28,7 @@ fn load(loader: &mut Loader) -> Result<Model> {
         n,
         top_k,
         width: config.count("intermediate_size", MAX_DIM)?,
-        normalise: config.flag_or("norm_topk_prob", false)?,
+        weighing: Weighing::Softmax { normalise: config.flag_or("norm_topk_prob", false)? },
         sparse: vec![true; config.count("num_hidden_layers", MAX_LAYERS)?],
         shared_width: None,
     };

@@ -15,7 +15,7 @@ fn load(loader: &mut Loader) -> Result<Model> {
     let bias = loader.config.flag_or("attention_bias", false)?;
     let attention = GqaConfig::read(
         loader,
-        Form { qkv_bias: bias, o_bias: bias, qk_norm: Some(NormOver::Head), partial_rotary: None },
+        Form { qkv_bias: bias, o_bias: bias, qk_norm: Some(NormOver::Head), ..Form::default() },
     )?;
     gqa_decoder::load(loader, &attention, None)
 }

@@ -5,7 +5,7 @@
 
 use super::Family;
 use super::gqa_config::{Form, GqaConfig, NormOver};
-use super::gqa_decoder::{self, Experts, expert_counts, qwen_sparse_layers};
+use super::gqa_decoder::{self, Experts, Weighing, expert_counts, qwen_sparse_layers};
 use crate::error::Result;
 use crate::model::loader::{MAX_DIM, PROJECTIONS};
 use crate::model::{Loader, Model};
@@ -18,7 +18,7 @@ fn load(loader: &mut Loader) -> Result<Model> {
     let bias = config.flag_or("attention_bias", false)?;
     let attention = GqaConfig::read(
         loader,
-        Form { qkv_bias: bias, o_bias: bias, qk_norm: Some(NormOver::Head), partial_rotary: None },
+        Form { qkv_bias: bias, o_bias: bias, qk_norm: Some(NormOver::Head), ..Form::default() },
     )?;
     let (n, top_k) = expert_counts(config)?;
     let experts = Experts {
@@ -27,7 +27,7 @@ fn load(loader: &mut Loader) -> Result<Model> {
         n,
         top_k,
         width: config.count("moe_intermediate_size", MAX_DIM)?,
-        normalise: config.flag_or("norm_topk_prob", false)?,
+        weighing: Weighing::Softmax { normalise: config.flag_or("norm_topk_prob", false)? },
         sparse: qwen_sparse_layers(config)?,
         shared_width: None,
     };

@@ -1,5 +1,5 @@
-//! The feed-forward blocks of the GLM-4.5 generation: dense first layers, then sigmoid-routed
-//! experts with a shared one.
+//! The feed-forward blocks of `DeepSeek` and of GLM and Kimi after it: dense first layers, then routed
+//! experts, which may be divided in groups, with a shared one.
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -7,13 +7,23 @@ use crate::experts::ExpertSource;
 use crate::model::Loader;
 use crate::model::ffn::{Ffn, Moe, Shared};
 use crate::model::loader::{MAX_DIM, MAX_EXPERTS, MAX_LAYERS, PROJECTIONS};
-use crate::model::router::{Router, SigmoidRouter};
+use crate::model::router::{Groups, Router, SigmoidRouter, SoftmaxRouter};
+
+/// How experts are scored.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Scoring {
+    /// By the sigmoid of their logits, with a bias for the choice; groups by their two best.
+    Sigmoid,
+    /// By the softmax over all of them; groups, if `topk_method` asks for them, by their best.
+    Softmax,
+}
 
 /// Geometry of the feed-forward blocks.
 pub struct FfnConfig {
     /// Decoder blocks.
     pub n_layers: usize,
-    hidden: usize,
+    /// Elements of a row.
+    pub hidden: usize,
     dense_width: usize,
     expert_width: usize,
     /// Experts of a sparse layer.
@@ -23,32 +33,37 @@ pub struct FfnConfig {
     pub top_k: usize,
     /// Whether each layer is sparse.
     sparse: Vec<bool>,
-    n_group: usize,
-    topk_group: usize,
+    scoring: Scoring,
+    groups: Option<Groups>,
     normalise: bool,
     scale: f32,
 }
 
 impl FfnConfig {
-    /// Reads and checks the configuration.
-    pub fn read(config: &Config) -> Result<Self> {
+    /// Reads and checks the configuration; the first `first_dense` layers are dense where it does
+    /// not say.
+    pub fn read(config: &Config, scoring: Scoring, first_dense: usize) -> Result<Self> {
         config.only("hidden_act", "silu")?;
-        config.only("scoring_func", "sigmoid")?;
-        config.only("topk_method", "noaux_tc")?;
+        config.without("mlp_bias")?;
         let n_layers = config.count("num_hidden_layers", MAX_LAYERS)?;
         let n_experts = config.count("n_routed_experts", MAX_EXPERTS)?;
         let top_k = config.count("num_experts_per_tok", n_experts)?;
-        let n_group = config.opt_count("n_group", n_experts)?.unwrap_or(1);
-        let topk_group = config.opt_count("topk_group", n_group)?.unwrap_or(1);
-        if n_group > 1 {
-            let size = n_experts / n_group;
-            if !n_experts.is_multiple_of(n_group) || size < 2 || topk_group * size < top_k {
-                return Err(config.refuse(format!(
-                    "{n_experts} experts in {n_group} groups, {topk_group} of them chosen, do not \
-                     give {top_k} experts a token"
-                )));
+        let grouped = match scoring {
+            Scoring::Sigmoid => {
+                config.only("scoring_func", "sigmoid")?;
+                config.only("topk_method", "noaux_tc")?;
+                true
             }
-        }
+            Scoring::Softmax => {
+                config.only("scoring_func", "softmax")?;
+                let greedy = config.get("topk_method").is_none_or(|method| method == "greedy");
+                if !greedy {
+                    config.only("topk_method", "group_limited_greedy")?;
+                }
+                !greedy
+            }
+        };
+        let groups = if grouped { read_groups(config, scoring, n_experts, top_k)? } else { None };
         Ok(Self {
             n_layers,
             hidden: config.count("hidden_size", MAX_DIM)?,
@@ -57,10 +72,10 @@ impl FfnConfig {
             n_experts,
             n_shared: config.count_or("n_shared_experts", 0, 1024)?,
             top_k,
-            sparse: sparse_layers(config, n_layers)?,
-            n_group,
-            topk_group,
-            normalise: config.flag_or("norm_topk_prob", true)?,
+            sparse: sparse_layers(config, n_layers, first_dense)?,
+            scoring,
+            groups,
+            normalise: config.flag_or("norm_topk_prob", scoring == Scoring::Sigmoid)?,
             scale: config.number_or("routed_scaling_factor", Some(1.0))? as f32,
         })
     }
@@ -103,22 +118,56 @@ impl FfnConfig {
         Ok(Ffn::Sparse(Moe {
             map_row,
             gate: loader.matrix_f32(&format!("{mlp}.gate"), self.n_experts, self.hidden)?,
-            router: Router::Sigmoid(SigmoidRouter {
-                bias: loader
-                    .vector(&format!("{mlp}.gate.e_score_correction_bias"), self.n_experts)?,
-                top_k: self.top_k,
-                n_group: self.n_group,
-                topk_group: self.topk_group,
-                normalise: self.normalise,
-                scale: self.scale,
-            }),
+            gate_bias: None,
+            router: self.load_router(loader, &mlp)?,
             shared,
         }))
     }
+
+    fn load_router(&self, loader: &mut Loader, mlp: &str) -> Result<Router> {
+        let &Self { top_k, groups, normalise, scale, .. } = self;
+        Ok(match self.scoring {
+            Scoring::Sigmoid => Router::Sigmoid(SigmoidRouter {
+                bias: loader
+                    .vector(&format!("{mlp}.gate.e_score_correction_bias"), self.n_experts)?,
+                top_k,
+                groups,
+                normalise,
+                scale,
+            }),
+            Scoring::Softmax => Router::Softmax(SoftmaxRouter { top_k, groups, normalise, scale }),
+        })
+    }
+}
+
+/// The groups that experts are divided in; none for a single one.
+fn read_groups(
+    config: &Config,
+    scoring: Scoring,
+    n_experts: usize,
+    top_k: usize,
+) -> Result<Option<Groups>> {
+    let n = config.opt_count("n_group", n_experts)?.unwrap_or(1);
+    let chosen = config.opt_count("topk_group", n)?.unwrap_or(1);
+    if n == 1 {
+        return Ok(None);
+    }
+    let judged_by = match scoring {
+        Scoring::Sigmoid => 2,
+        Scoring::Softmax => 1,
+    };
+    let size = n_experts / n;
+    if !n_experts.is_multiple_of(n) || size < judged_by || chosen * size < top_k {
+        return Err(config.refuse(format!(
+            "{n_experts} experts in {n} groups, {chosen} of them chosen, do not give {top_k} \
+             experts a token"
+        )));
+    }
+    Ok(Some(Groups { n, chosen, judged_by }))
 }
 
 /// Which layers have experts: `mlp_layer_types`, or all from `first_k_dense_replace` on.
-fn sparse_layers(config: &Config, n_layers: usize) -> Result<Vec<bool>> {
+fn sparse_layers(config: &Config, n_layers: usize, first_dense: usize) -> Result<Vec<bool>> {
     if let Some(types) = config.get("mlp_layer_types") {
         let types = types.as_array().filter(|types| types.len() == n_layers);
         let sparse: Option<Vec<bool>> = types.and_then(|types| {
@@ -136,6 +185,12 @@ fn sparse_layers(config: &Config, n_layers: usize) -> Result<Vec<bool>> {
             hint: "check config.json".into(),
         });
     }
-    let first = config.count_or("first_k_dense_replace", 1, n_layers)?;
+    if config.opt_count("moe_layer_freq", MAX_LAYERS)?.is_some_and(|freq| freq > 1) {
+        return Err(Error::Unsupported {
+            what: "moe_layer_freq above 1".into(),
+            hint: "check config.json".into(),
+        });
+    }
+    let first = config.count_or("first_k_dense_replace", first_dense.min(n_layers), n_layers)?;
     Ok((0..n_layers).map(|layer| layer >= first).collect())
 }

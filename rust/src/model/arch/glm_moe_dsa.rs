@@ -1,0 +1,23 @@
+//! `glm_moe_dsa`: GLM-5, 5.1, 5.2.
+//!
+//! Multi-head latent attention over the positions that an indexer chooses; later models share a
+//! choice between layers. Feed-forward as in `deepseek_ffn`. The multi-token prediction layer that
+//! follows the last block in the files is not used.
+
+use super::Family;
+use super::deepseek_ffn::{FfnConfig, Scoring};
+use super::dsa_config::DsaConfig;
+use super::mla_config::{self, MlaConfig};
+use crate::error::Result;
+use crate::model::rope::Pairing;
+use crate::model::{Loader, Model};
+
+/// See the module.
+pub const FAMILY: Family = Family { name: "glm_moe_dsa", load };
+
+fn load(loader: &mut Loader) -> Result<Model> {
+    let ffn = FfnConfig::read(loader.config, Scoring::Sigmoid, 3)?;
+    let dsa = DsaConfig::read(loader, Pairing::Interleaved)?;
+    let attention = MlaConfig::read(loader)?.with_indexers(dsa);
+    mla_config::load(loader, &attention, &ffn)
+}

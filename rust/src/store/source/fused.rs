@@ -1,0 +1,156 @@
+//! Experts whose matrices lie in tensors of all experts of a layer, stored transposed.
+
+use super::{Form, FusedRows, MatrixSource, check_size};
+use crate::dtype::{Dtype, widen};
+use crate::error::Result;
+use crate::matrix::Matrix;
+use crate::store::{Catalog, Tensor};
+
+/// Columns of one expert's part of a tensor.
+#[derive(Clone, Debug)]
+pub(super) struct Columns {
+    pub(super) dtype: Dtype,
+    /// `[n_in, columns]`
+    slab: Tensor,
+    first: usize,
+    step: usize,
+}
+
+impl MatrixSource {
+    /// Finds the matrix `[n_out, n_in]` whose output rows `rows` are columns of the tensor `name`
+    /// `[experts, n_in, n_out * step]`.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] for a missing tensor or another shape or type than expected.
+    pub fn of_columns(
+        catalog: &Catalog,
+        name: &str,
+        rows: FusedRows,
+        n_out: usize,
+        n_in: usize,
+    ) -> Result<Self> {
+        check_size(catalog, name, n_out, n_in)?;
+        let FusedRows { n_experts, expert, first, step } = rows;
+        let tensor = catalog.require(name)?;
+        let shape = [n_experts, n_in, n_out * step];
+        if tensor.shape != shape {
+            return Err(catalog.wrong_shape(name, tensor, &shape));
+        }
+        let dtype = catalog.float_dtype(name, tensor)?;
+        let slab = tensor.slab(expert);
+        Ok(Self { n_out, n_in, form: Form::Columns(Columns { dtype, slab, first, step }) })
+    }
+}
+
+impl Columns {
+    pub(super) fn read(&self, catalog: &Catalog) -> Result<Vec<u8>> {
+        catalog.read(&self.slab)
+    }
+
+    /// Whether `other` is made of the same slab.
+    pub(super) fn shares_slab(&self, other: &Self) -> bool {
+        (self.slab.shard, self.slab.offset) == (other.slab.shard, other.slab.offset)
+    }
+
+    /// The matrix in the bytes that were read.
+    pub(super) fn lay_out(&self, bytes: &[u8], n_out: usize, n_in: usize) -> Matrix {
+        let (width, size) = (self.slab.shape[1], self.dtype.bytes());
+        let mut rows = Vec::with_capacity(n_out * n_in * size);
+        for row in 0..n_out {
+            let column = self.first + row * self.step;
+            for k in 0..n_in {
+                rows.extend_from_slice(&bytes[(k * width + column) * size..][..size]);
+            }
+        }
+        Matrix::from_plain(self.dtype, &rows, n_out, n_in)
+    }
+}
+
+/// One expert's vector in a tensor of all experts.
+#[derive(Clone, Debug)]
+pub struct VectorSource {
+    dtype: Dtype,
+    n: usize,
+    slab: Tensor,
+    first: usize,
+    step: usize,
+}
+
+impl VectorSource {
+    /// Finds the `n` elements `rows` of the tensor `name` `[experts, n * step]`.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] for a missing tensor or another shape or type than expected.
+    pub fn find(catalog: &Catalog, name: &str, rows: FusedRows, n: usize) -> Result<Self> {
+        let FusedRows { n_experts, expert, first, step } = rows;
+        let tensor = catalog.require(name)?;
+        let shape = [n_experts, n * step];
+        if tensor.shape != shape {
+            return Err(catalog.wrong_shape(name, tensor, &shape));
+        }
+        let dtype = catalog.float_dtype(name, tensor)?;
+        Ok(Self { dtype, n, slab: tensor.slab(expert), first, step })
+    }
+
+    /// Reads the vector, widened to f32.
+    ///
+    /// # Errors
+    /// [`Error::Io`] where reading fails.
+    pub fn load(&self, catalog: &Catalog) -> Result<Vec<f32>> {
+        let all = widen(self.dtype, &catalog.read(&self.slab)?);
+        Ok(all.into_iter().skip(self.first).step_by(self.step).collect())
+    }
+
+    /// Bytes in memory once loaded.
+    pub fn ram_bytes(&self) -> usize {
+        self.n * size_of::<f32>()
+    }
+
+    /// Bytes that loading adds to what is read.
+    pub fn disk_bytes(&self) -> usize {
+        self.n * self.dtype.bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use safetensors::tensor::{TensorView, serialize_to_file};
+
+    #[test]
+    fn an_experts_columns_are_its_output_rows() {
+        let dir = tempfile::tempdir().expect("a folder");
+        // [3 experts, 2 inputs, 4 columns]
+        let bytes: Vec<u8> = (0..24u8).flat_map(|i| f32::from(i).to_le_bytes()).collect();
+        let view = |shape: &[usize]| {
+            TensorView::new(safetensors::Dtype::F32, shape.to_vec(), &bytes).expect("a tensor")
+        };
+        serialize_to_file(
+            [("m", view(&[3, 2, 4])), ("v", view(&[4, 6]))],
+            None,
+            &dir.path().join("model.safetensors"),
+        )
+        .expect("a file");
+        let catalog = Catalog::open(dir.path()).expect("a catalogue");
+        let rows = |n_experts, expert, first, step| FusedRows { n_experts, expert, first, step };
+        let find = |rows, n_out, n_in| MatrixSource::of_columns(&catalog, "m", rows, n_out, n_in);
+        let even = find(rows(3, 1, 0, 2), 2, 2).expect("even columns");
+        let odds = find(rows(3, 1, 1, 2), 2, 2).expect("odd columns");
+        let whole = find(rows(3, 2, 0, 1), 4, 2).expect("all columns");
+        assert_eq!((even.disk_bytes(), whole.disk_bytes()), (16, 32));
+        let loaded = MatrixSource::load_all([&even, &odds, &whole], &catalog).expect("matrices");
+        for row in 0..2 {
+            for k in 0..2 {
+                let first = (8 + 4 * k + 2 * row) as f32;
+                assert_eq!([loaded[0].get(row, k), loaded[1].get(row, k)], [first, first + 1.0]);
+            }
+        }
+        assert_eq!(loaded[2].get(3, 1), 23.0);
+        assert_eq!(odds.load(&catalog).expect("by itself").get(1, 0), 11.0);
+        let vector = VectorSource::find(&catalog, "v", rows(4, 2, 1, 2), 3).expect("a vector");
+        assert_eq!(vector.load(&catalog).expect("elements"), [13.0, 15.0, 17.0]);
+        assert!(find(rows(3, 0, 0, 1), 2, 2).is_err());
+        assert!(find(rows(3, 0, 0, 1), usize::MAX, 2).is_err());
+        assert!(VectorSource::find(&catalog, "v", rows(3, 0, 1, 2), 3).is_err());
+    }
+}
