@@ -63,7 +63,7 @@ struct Args {
     /// Worker threads
     #[arg(long, env = "COLIBRI_THREADS", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
-    /// Instruction set: scalar, avx2, avx512, vnni
+    /// Instruction set: scalar, avx2, avx512, vnni, neon
     #[arg(long, env = "COLIBRI_ISA", value_parser = isa)]
     isa: Option<Isa>,
     /// 1 reports the five most likely tokens with each token
