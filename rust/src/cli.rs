@@ -63,10 +63,11 @@ struct Args {
     /// Worker threads
     #[arg(long, env = "COLIBRI_THREADS", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
-    /// Instruction set: scalar, avx2, avx512, vnni
+    /// Instruction set: scalar, avx2, avx512, vnni, neon
     #[arg(long, env = "COLIBRI_ISA", value_parser = Isa::choose)]
     isa: Option<Isa>,
-    /// Most tokens of a prompt computed in one step; answers in flight wait for it [default: 64]
+    /// Most tokens of a prompt computed in one step; answers in flight wait for it [default:
+    /// 512, and 64 while answers are in flight]
     #[arg(long, env = "COLIBRI_PREFILL_CHUNK", value_name = "N", value_parser = prefill_chunk)]
     prefill_chunk: Option<usize>,
     /// 1 reports the five most likely tokens with each token

@@ -15,6 +15,8 @@ pub enum Isa {
     Avx512,
     /// The same with AVX-512 VNNI.
     Vnni,
+    /// aarch64 with NEON and its dot products of bytes (dotprod).
+    Neon,
 }
 
 impl Isa {
@@ -45,16 +47,21 @@ impl Isa {
                 }
             }
         }
+        #[cfg(target_arch = "aarch64")]
+        if std::arch::is_aarch64_feature_detected!("dotprod") {
+            levels.push(Self::Neon);
+        }
         levels
     }
 
-    /// The level called `name` (`scalar`, `avx2`, `avx512`, `vnni`).
+    /// The level called `name` (`scalar`, `avx2`, `avx512`, `vnni`, `neon`).
     pub fn parse(name: &str) -> Option<Self> {
         match name {
             "scalar" => Some(Self::Scalar),
             "avx2" => Some(Self::Avx2),
             "avx512" => Some(Self::Avx512),
             "vnni" => Some(Self::Vnni),
+            "neon" => Some(Self::Neon),
             _ => None,
         }
     }
@@ -79,6 +86,7 @@ impl Isa {
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
             Self::Vnni => "vnni",
+            Self::Neon => "neon",
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The algorithm is written once, as a macro, over the operations that a module for each
 //! instruction set defines. Those work on the 16 rows of a tile side by side, so that nothing is
-//! ever summed across lanes. No function here is unsafe: vectors are loaded and stored by casts.
+//! ever summed across lanes. Vectors are loaded and stored by casts, which are safe.
 
 use bytemuck::Pod;
 
@@ -13,10 +13,14 @@ const BYTES: u8 = 0;
 const INT4: u8 = 1;
 const MXFP4: u8 = 2;
 
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+#[cfg(target_arch = "aarch64")]
+pub use neon::matmul as neon;
 pub use portable::matmul as portable;
 #[cfg(target_arch = "x86_64")]
 pub use x86::{avx2::matmul as avx2, avx512::matmul as avx512, vnni::matmul as vnni};

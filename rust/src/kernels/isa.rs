@@ -115,6 +115,8 @@ level!(baseline, int::portable);
 level!(avx2, int::avx2, "avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
 level!(avx512, int::avx512, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl");
+#[cfg(target_arch = "aarch64")]
+level!(neon, int::neon, "neon,dotprod");
 
 /// The table of `isa`, which the caller has checked to be available.
 pub fn table(isa: Isa) -> Table {
@@ -125,6 +127,8 @@ pub fn table(isa: Isa) -> Table {
         Isa::Avx512 => avx512::TABLE,
         #[cfg(target_arch = "x86_64")]
         Isa::Vnni => Table { int_matmul: int::vnni, ..avx512::TABLE },
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => neon::TABLE,
         _ => baseline::TABLE,
     }
 }

@@ -57,7 +57,8 @@ fn dot8(mut sums: Sums, bytes: Bytes, word: i32) -> Sums {
     sums
 }
 
-fn scales<const SCALE: u8>(scales: &[u8], group: usize) -> Lanes {
+#[inline(always)]
+pub fn scales<const SCALE: u8>(scales: &[u8], group: usize) -> Lanes {
     match SCALE {
         F32 => scale_lanes(scales, group),
         F16 => scale_lanes(scales, group).map(f16_to_f32),
