@@ -7,6 +7,8 @@ are those of float32 arithmetic in another order, as stated there.
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -162,3 +164,15 @@ def test_the_tokenizer_equals_the_reference(oracle: Any) -> None:
     model, reference, _ = oracle
     for case in reference["tokenizer_cases"]:
         assert model.encode(case["text"]) == case["ids"]
+
+
+def test_the_table_of_families_is_complete(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "none"}', encoding="utf-8")
+    shutil.copy(ORACLE / "llama" / "tokenizer.json", tmp_path)
+    with pytest.raises(colibri.errors.EngineError) as caught:
+        colibri.Model(tmp_path)
+    families = set(str(caught.value.hint).removeprefix("this version runs ").split(", "))
+    page = (ORACLE.parents[2] / "docs" / "families.md").read_text(encoding="utf-8")
+    _head, *rows = re.findall(r"^\| `(\w+)` \| (\w+) \|", page, re.MULTILINE)
+    assert {family for family, _ in rows} == families
+    assert sorted(name for _, name in rows) == sorted(folder.name for folder in ORACLE.iterdir())

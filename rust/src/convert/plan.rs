@@ -249,8 +249,10 @@ impl Planner<'_> {
             if name.contains(".experts.") && matrix_name(name).and_then(expert_of).is_none() {
                 return Err(Error::Unsupported {
                     what: format!("the expert tensor {name}"),
-                    hint: "experts with gate_proj, up_proj and down_proj of their own are expected"
-                        .into(),
+                    hint: format!(
+                        "experts with {} of their own are expected",
+                        EXPERT_PARTS.map(|parts| parts.join(", ")).join(" or ")
+                    ),
                 });
             }
         }
@@ -367,10 +369,17 @@ impl Planner<'_> {
 
     /// The record of one expert, or none if it has to stay as it is.
     fn expert(&self, name: &str) -> Result<Option<Item>> {
-        let names = ["gate", "up", "down"].map(|part| format!("{name}.{part}_proj"));
-        if let Some(missing) = names.iter().find(|n| !MatrixSource::exists(self.catalog, n)) {
-            let reason = format!("expert {name} is incomplete: {missing} is missing");
-            return Err(Error::bad_file(self.catalog.dir(), reason));
+        let refuse = |reason| Err(Error::bad_file(self.catalog.dir(), reason));
+        let exists = |name: &String| MatrixSource::exists(self.catalog, name);
+        let of = |parts: [&str; 3]| parts.map(|part| format!("{name}.{part}"));
+        let families = EXPERT_PARTS.map(of).into_iter().filter(|names| names.iter().any(exists));
+        let mut families: Vec<[String; 3]> = families.collect();
+        let names = families.pop().unwrap_or_else(|| of(EXPERT_PARTS[0]));
+        if !families.is_empty() {
+            return refuse(format!("expert {name} has parts by the names of two families"));
+        }
+        if let Some(missing) = names.iter().find(|name| !exists(name)) {
+            return refuse(format!("expert {name} is incomplete: {missing} is missing"));
         }
         let (kind, target) = self.target(&names[0]);
         let Target::Int(bits) = target else { return Ok(None) };
@@ -401,6 +410,9 @@ impl Planner<'_> {
     }
 }
 
+/// What families call the gate, up and down matrices of an expert.
+const EXPERT_PARTS: [[&str; 3]; 2] = [["gate_proj", "up_proj", "down_proj"], ["w1", "w3", "w2"]];
+
 fn record(name: String, parts: Vec<Part>, sources: Vec<MatrixSource>, kind: Kind) -> Item {
     let bytes = record_bytes(&parts);
     Item { name, content: Content::Record(parts, sources), bytes, kind }
@@ -420,7 +432,7 @@ fn matrix_name(tensor: &str) -> Option<&str> {
 fn expert_of(name: &str) -> Option<(&str, usize)> {
     let (expert, part) = name.rsplit_once('.')?;
     let (prefix, number) = expert.rsplit_once('.')?;
-    let known = ["gate_proj", "up_proj", "down_proj"].contains(&part);
+    let known = EXPERT_PARTS.as_flattened().contains(&part);
     (known && prefix.ends_with(".experts")).then_some((prefix, number.parse().ok()?))
 }
 
