@@ -43,6 +43,15 @@ pub struct Rows<'a> {
     pub x: &'a [f32],
 }
 
+impl<'a> Rows<'a> {
+    /// `R` rows from `first` on.
+    #[inline(always)]
+    fn take<const R: usize>(self, first: usize) -> [&'a [f32]; R] {
+        let n_in = self.n_in;
+        std::array::from_fn(|r| &self.x[(first + r) * n_in..(first + r + 1) * n_in])
+    }
+}
+
 /// Float weights that products are taken of.
 pub trait Weights: Copy {
     /// The outputs of `T` tiles from tile `first` for `R` rows of inputs from `first_row`.
@@ -77,8 +86,7 @@ impl<E: Copy, W: Fn(E) -> f32 + Copy> Weights for Plain<'_, E, W> {
         first_row: usize,
     ) -> [[Lanes; R]; T] {
         let n_in = x.n_in;
-        let rows: [&[f32]; R] =
-            std::array::from_fn(|r| &x.x[(first_row + r) * n_in..(first_row + r + 1) * n_in]);
+        let rows: [&[f32]; R] = x.take(first_row);
         let tiles: [&[E]; T] = std::array::from_fn(|t| {
             &self.0[(first + t) * n_in * TILE..(first + t + 1) * n_in * TILE]
         });
@@ -113,8 +121,7 @@ impl Weights for Scaled<'_> {
         let Fp8Tiles { block, codes, scales } = self.0;
         let n_in = x.n_in;
         let blocks = n_in.div_ceil(*block);
-        let rows: [&[f32]; R] =
-            std::array::from_fn(|r| &x.x[(first_row + r) * n_in..(first_row + r + 1) * n_in]);
+        let rows: [&[f32]; R] = x.take(first_row);
         let mut widened = [[0.0f32; WIDENED * TILE]; T];
         let mut acc = [[[0.0f32; TILE]; R]; T];
         for b in 0..blocks {
