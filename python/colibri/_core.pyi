@@ -174,6 +174,7 @@ class Model:
         progress: Callable[[str, int, int], None] | None = None,
         isa: str | None = None,
         prefill_chunk: int | None = None,
+        expert_slots: int | None = None,
     ) -> Self: ...
     def encode(self, text: str) -> list[int]: ...
     def decode(self, ids: list[int]) -> str: ...
@@ -186,6 +187,16 @@ class Model:
         sampling: Sampling,
         stop: list[str],
     ) -> Generation: ...
+
+def cache_hits(
+    choices: list[int],
+    layers: int,
+    experts: int,
+    top_k: int,
+    slots: int,
+    rule: str,
+) -> int:
+    """See ``colibri.traces.Trace.hits``."""
 
 def describe(path: str) -> str:
     """What a model folder holds, as a JSON object (family, sizes, formats, gaps).

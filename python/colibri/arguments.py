@@ -11,6 +11,7 @@ from typing import Any
 
 MAX_THREADS = 1024
 MAX_PREFILL_CHUNK = 1 << 16
+MAX_EXPERT_SLOTS = 1 << 16
 MAX_TOKENS = 2**31 - 1
 MAX_ID = 2**32 - 1
 MAX_SEED = 2**64 - 1

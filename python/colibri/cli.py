@@ -331,6 +331,41 @@ def _convert_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _trace_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    record = actions.add_parser("record", help="write which experts each token of a text takes")
+    record.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    record.add_argument("--text", type=Path, required=True, metavar="FILE", help="the text, UTF-8")
+    record.add_argument(
+        "--tokens",
+        type=_integer(1, 1 << 24),
+        default=4096,
+        metavar="N",
+        help="of its beginning (default: 4096)",
+    )
+    record.add_argument(
+        "--ram", type=_number(0, 1e6, above_low=True), metavar="GB", help="memory budget"
+    )
+    record.add_argument(
+        "--output", "-o", type=Path, required=True, metavar="TRACE", help="file to write (.npz)"
+    )
+    replay = actions.add_parser("replay", help="how a cache of experts serves a trace")
+    replay.add_argument("trace", type=Path, metavar="TRACE", help="a recorded trace")
+    replay.add_argument(
+        "--slots", type=_integer(1, 1 << 32), required=True, metavar="N", help="experts it holds"
+    )
+    replay.add_argument(
+        "--rule",
+        choices=("learned", "lru", "optimal"),
+        default="learned",
+        help="what it gives up: as the engine does (default), what was used longest ago, or with "
+        "knowledge of the future",
+    )
+    compare = actions.add_parser("compare", help="a table of caches of several sizes")
+    compare.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="recorded traces")
+    compare.add_argument("--json", action="store_true", help="as JSON")
+
+
 def _bench_arguments(parser: argparse.ArgumentParser) -> None:
     measurements = parser.add_subparsers(dest="measurement", metavar="MEASUREMENT", required=True)
     quality = measurements.add_parser(
@@ -420,6 +455,11 @@ def make_parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure models")
     _bench_arguments(bench)
 
+    trace = commands.add_parser(
+        "trace", help="record which experts a text takes, and compare caches on it"
+    )
+    _trace_arguments(trace)
+
     fake = commands.add_parser(
         "fake-engine", help="play a scripted engine on stdin and stdout, to test servers with"
     )
@@ -453,6 +493,7 @@ _MODULES = {
     "info": "info",
     "convert": "convert",
     "bench": "bench",
+    "trace": "trace",
     "conformance": "conformance",
     "fake-engine": "fake_engine",
 }

@@ -45,6 +45,8 @@ class Model:
             neon); ``None`` is the best that the CPU has. The results are the same.
         prefill_chunk: most tokens of a prompt that ``generate`` computes in one step; ``None`` is
             the engine's choice. The results are the same.
+        expert_slots: experts of each layer that are in memory at most, which any layers may use;
+            ``None`` keeps as many as the budget holds. The results are the same.
 
     Raises:
         TypeError, ValueError: naming the argument that cannot be used.
@@ -61,6 +63,7 @@ class Model:
         progress: Callable[[str, int, int], None] | None = None,
         isa: str | None = None,
         prefill_chunk: int | None = None,
+        expert_slots: int | None = None,
     ) -> None:
         name = None if path is None else arguments.path("path", path)
         if ram_gb is not None:
@@ -74,10 +77,14 @@ class Model:
             prefill_chunk = arguments.integer(
                 "prefill_chunk", prefill_chunk, 1, arguments.MAX_PREFILL_CHUNK
             )
+        if expert_slots is not None:
+            expert_slots = arguments.integer(
+                "expert_slots", expert_slots, 1, arguments.MAX_EXPERT_SLOTS
+            )
         folder = resolve_model(name, environment=False)
         try:
             self._model = _core.Model(
-                str(folder), ram_gb, ctx, threads, progress, isa, prefill_chunk
+                str(folder), ram_gb, ctx, threads, progress, isa, prefill_chunk, expert_slots
             )
         except _core.ColibriCoreError as error:
             raise _engine_error(error) from error

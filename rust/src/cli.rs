@@ -70,6 +70,10 @@ struct Args {
     /// 512, and 64 while answers are in flight]
     #[arg(long, env = "COLIBRI_PREFILL_CHUNK", value_name = "N", value_parser = prefill_chunk)]
     prefill_chunk: Option<usize>,
+    /// Experts of each layer that are in memory at most, or `all`, however much memory there is
+    /// [default: what the budget holds]
+    #[arg(long, env = "COLIBRI_EXPERT_SLOTS", value_name = "N", value_parser = expert_slots)]
+    expert_slots: Option<usize>,
     /// 1 reports the five most likely tokens with each token
     #[arg(long, env = "SERVE_TOPK", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
     serve_topk: u8,
@@ -169,6 +173,16 @@ fn prefill_chunk(text: &str) -> Result<usize, String> {
     fits.ok_or_else(|| format!("must be an integer from 1 to {MAX_PREFILL_CHUNK}"))
 }
 
+/// Slots of a layer; `all` are more than any layer needs.
+fn expert_slots(text: &str) -> Result<usize, String> {
+    const MOST: usize = 1 << 16;
+    if text == "all" {
+        return Ok(MOST);
+    }
+    let fits = text.parse().ok().filter(|n| (1..=MOST).contains(n));
+    fits.ok_or_else(|| format!("must be `all` or an integer from 1 to {MOST}"))
+}
+
 /// Runs `colibri-engine` with `args`, the program's name first; returns the exit code.
 pub fn run(args: &[String]) -> i32 {
     match std::panic::catch_unwind(|| main(args)) {
@@ -266,6 +280,7 @@ fn serve(args: &Args, model: &Path, legacy: Option<LegacyOptions>) -> Result<i32
         ram_bytes: args.ram.map(|gb| (gb * 1e9) as u64),
         threads: args.threads.map(|n| n as usize),
         isa: args.isa,
+        expert_slots: args.expert_slots,
     };
     let mut reported = None;
     let mut engine = Engine::load(model, &options, &mut |done, total| {
@@ -360,6 +375,18 @@ mod tests {
             let said = error.to_string();
             assert!(said.contains("an integer from 1 to 65536"), "{wrong:?}: {said}");
             assert!(said.starts_with("error: "), "{said}");
+        }
+    }
+
+    #[test]
+    fn slots_are_a_number_or_all() {
+        for (text, expected) in [("1", 1), ("256", 256), ("all", 65_536)] {
+            let args = parsed(&["--expert-slots", text]).expect("fits");
+            assert_eq!(args.expert_slots, Some(expected));
+        }
+        for wrong in ["0", "", "-1", "ALL", "1.5", "65537"] {
+            let error = parsed(&[&format!("--expert-slots={wrong}")]).expect_err("refused");
+            assert!(error.to_string().contains("`all` or an integer"), "{error}");
         }
     }
 

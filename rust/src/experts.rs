@@ -5,6 +5,9 @@
 
 pub mod dispatch;
 pub mod heat;
+pub mod policy;
+pub mod reader;
+pub mod replay;
 pub mod residency;
 
 use std::sync::Arc;
@@ -13,8 +16,10 @@ use crate::error::{Error, Result};
 use crate::matrix::Matrix;
 use crate::store::{Catalog, MatrixSource, VectorSource};
 use crate::telemetry::Tiers;
-pub use dispatch::Routed;
+pub use dispatch::{Routed, Tools};
 use heat::Heat;
+use policy::Policy;
+use reader::Reader;
 use residency::Residency;
 
 /// What an expert does between its products.
@@ -118,16 +123,16 @@ impl ExpertSource {
 
 /// All routed experts of a model.
 pub struct ExpertStore {
-    catalog: Arc<Catalog>,
     /// `[rows][cols]`: row n is the n-th sparse layer.
-    sources: Vec<ExpertSource>,
+    sources: Arc<[ExpertSource]>,
     rows: usize,
     cols: usize,
-    residency: Residency,
+    residency: Residency<Expert>,
+    policy: Policy,
+    reader: Reader,
     heat: Heat,
     bytes_read: u64,
-    /// Bytes of the largest expert once loaded.
-    largest_bytes: u64,
+    total_bytes: u64,
 }
 
 impl ExpertStore {
@@ -139,7 +144,7 @@ impl ExpertStore {
     /// # Panics
     /// If `sources` is not a whole number of rows.
     pub fn new(
-        catalog: Arc<Catalog>,
+        catalog: &Arc<Catalog>,
         sources: Vec<ExpertSource>,
         cols: usize,
         top_k: usize,
@@ -156,15 +161,18 @@ impl ExpertStore {
                 hint: "raise --ram, or lower --ctx or --slots".into(),
             });
         }
+        let rows = sources.len().checked_div(cols).unwrap_or(0);
+        let sources: Arc<[ExpertSource]> = sources.into();
         Ok(Self {
-            catalog,
-            rows: sources.len().checked_div(cols).unwrap_or(0),
+            rows,
             cols,
             residency: Residency::new(sources.len(), budget_bytes),
+            policy: Policy::new(rows, cols, top_k),
+            reader: Reader::new(catalog, &sources),
             heat: Heat::new(sources.len()),
+            total_bytes: sources.iter().map(ExpertSource::ram_bytes).sum(),
             sources,
             bytes_read: 0,
-            largest_bytes: largest,
         })
     }
 
@@ -175,7 +183,12 @@ impl ExpertStore {
 
     /// Bytes of all experts once loaded.
     pub fn total_bytes(&self) -> u64 {
-        self.sources.iter().map(ExpertSource::ram_bytes).sum()
+        self.total_bytes
+    }
+
+    /// Whether the budget holds all of them, so that none is ever given up.
+    fn holds_all(&self) -> bool {
+        self.total_bytes <= self.budget_bytes()
     }
 
     /// Most bytes of experts that may be in RAM.

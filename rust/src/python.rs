@@ -7,6 +7,7 @@ mod model;
 mod sampling;
 mod template;
 mod tokenizer;
+mod trace;
 mod weights;
 mod wire;
 
@@ -30,6 +31,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(convert::verify_converted, module)?)?;
     module.add_class::<model::Model>()?;
     module.add_class::<weights::Weights>()?;
+    module.add_function(wrap_pyfunction!(trace::cache_hits, module)?)?;
     module.add_class::<model::Token>()?;
     module.add_class::<model::Generation>()?;
     Ok(())

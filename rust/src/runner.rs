@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::cpu::{self, Isa, Memory};
 use crate::error::{Error, Result, human_bytes};
-use crate::experts::ExpertStore;
+use crate::experts::{ExpertSource, ExpertStore};
 use crate::kernels::Kernels;
 use crate::kv::KvSlot;
 use crate::model::{Logits, Model, Row, Step, Trace};
@@ -35,11 +35,14 @@ pub struct RunnerOptions {
     pub threads: Option<usize>,
     /// Instruction set; none takes the best.
     pub isa: Option<Isa>,
+    /// Experts in memory at most, as a number for each sparse layer; they are not bound to it.
+    /// None keeps as many as the budget holds.
+    pub expert_slots: Option<usize>,
 }
 
 impl Default for RunnerOptions {
     fn default() -> Self {
-        Self { ctx: None, slots: 1, ram_bytes: None, threads: None, isa: None }
+        Self { ctx: None, slots: 1, ram_bytes: None, threads: None, isa: None, expert_slots: None }
     }
 }
 
@@ -103,9 +106,13 @@ impl Runner {
             }
             None => ((available as f64 * AUTO_SHARE) as u64, kv_bytes),
         };
-        let budget = have.saturating_sub(taken);
+        let slots_bytes = options.expert_slots.map_or(u64::MAX, |slots| {
+            let largest = model.experts.iter().map(ExpertSource::ram_bytes).max().unwrap_or(0);
+            largest.saturating_mul((slots * model.sparse_layers.len()) as u64)
+        });
+        let budget = have.saturating_sub(taken).min(slots_bytes);
         let experts = ExpertStore::new(
-            model.catalog.clone(),
+            &model.catalog,
             model.experts.clone(),
             model.n_experts,
             model.top_k,

@@ -202,7 +202,7 @@ fn bits_do_not_depend_on_the_expert_budget() {
         .max()
         .expect("experts");
     tight.experts = colibri::experts::ExpertStore::new(
-        tight.model.catalog.clone(),
+        &tight.model.catalog,
         tight.model.experts.clone(),
         tight.model.n_experts,
         tight.model.top_k,

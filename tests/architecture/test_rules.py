@@ -104,7 +104,7 @@ PYTHON_LEVELS = [
         "template_process",
     },
     {"admission", "engine_process", "prompt", "telemetry", "model", "conformance.turns"},
-    {"engine", "conformance.monitor", "quality.compare"},
+    {"engine", "conformance.monitor", "quality.compare", "traces"},
     {"generation", "legacy_process", "conformance.process"},
     {"handlers", "handlers.base", "handlers.event_stream", "conformance.session"},
     {"conformance.player"},
@@ -120,7 +120,13 @@ PYTHON_LEVELS = [
         "commands.convert",
         "commands.legacy_chat",
     },
-    {"commands.bench", "commands.bench.quality", "commands.chat", "commands.info"},
+    {
+        "commands.bench",
+        "commands.bench.quality",
+        "commands.chat",
+        "commands.info",
+        "commands.trace",
+    },
     {"cli"},
     {"__init__", "__main__", "_engine_entry", "_template_worker"},
 ]
@@ -174,7 +180,7 @@ def importers(of: str) -> set[str]:
 def test_who_may_import_what() -> None:
     assert importers("ujson") == {"openai.json"}
     quality = {"quality.compare", "quality.figures", "quality.plain"}
-    assert importers("numpy") == {"model"} | quality
+    assert importers("numpy") == {"model", "traces"} | quality
     tornado = importers("tornado")
     assert tornado
     assert all(name == "tornado_app" or name.startswith("handlers.") for name in tornado)
@@ -184,7 +190,7 @@ def test_who_may_import_what() -> None:
     assert importers("subprocess") == {"conformance.process", "template_process"}
     core = {"__init__", "_engine_entry", "commands.serve", "engine", "engine_process", "model"}
     core |= {"commands.bench.quality", "commands.convert", "prompt", "_template_worker"}
-    core |= {"quality.compare", "quality.plain"}
+    core |= {"quality.compare", "quality.plain", "traces"}
     assert importers("colibri._core") <= core
 
 

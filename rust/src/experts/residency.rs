@@ -1,39 +1,49 @@
 //! Which experts are in RAM.
 //!
-//! Owns: the cached experts, byte accounting, least-recently-used eviction. Does not own: reading
-//! (`dispatch`), counting (`heat`).
+//! Owns: the cached experts, byte accounting, making room. Does not own: reading (`reader`), what
+//! is worth keeping (`policy`), counting (`heat`).
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::Expert;
+use super::policy::Policy;
 
-struct Resident {
-    expert: Arc<Expert>,
+/// Looking for victims visits every expert, so that this share of them is found at once.
+const VICTIMS: usize = 64;
+
+struct Resident<T> {
+    expert: Arc<T>,
     bytes: u64,
-    /// Key of this entry in `by_age`.
-    stamp: u64,
 }
 
-/// A cache of experts that never holds more than its budget.
-pub struct Residency {
-    entries: Vec<Option<Resident>>,
-    /// Last use -> expert; the first is the least recently used.
-    by_age: BTreeMap<u64, usize>,
+/// A cache of experts `T` that never holds more than its budget.
+pub struct Residency<T> {
+    entries: Vec<Option<Resident<T>>>,
+    /// When an expert was last used or stored, in calls of [`Self::touch`].
+    stamps: Vec<u64>,
     clock: u64,
+    len: usize,
     used_bytes: u64,
+    /// Bytes of experts that are being read.
+    promised_bytes: u64,
     budget_bytes: u64,
+    /// Experts to give up with their stamps, the last first; found at `victims_from`.
+    victims: Vec<(usize, u64)>,
+    victims_from: u64,
 }
 
-impl Residency {
+impl<T> Residency<T> {
     /// An empty cache for `n` experts.
     pub fn new(n: usize, budget_bytes: u64) -> Self {
         Self {
             entries: (0..n).map(|_| None).collect(),
-            by_age: BTreeMap::new(),
+            stamps: vec![0; n],
             clock: 0,
+            len: 0,
             used_bytes: 0,
+            promised_bytes: 0,
             budget_bytes,
+            victims: Vec::new(),
+            victims_from: 0,
         }
     }
 
@@ -42,43 +52,94 @@ impl Residency {
         self.entries[index].is_some()
     }
 
-    /// The expert if it is in RAM, now the most recently used.
-    pub fn get(&mut self, index: usize) -> Option<Arc<Expert>> {
-        let entry = self.entries[index].as_mut()?;
-        self.by_age.remove(&entry.stamp);
-        self.clock += 1;
-        entry.stamp = self.clock;
-        self.by_age.insert(self.clock, index);
-        Some(Arc::clone(&entry.expert))
+    /// The expert if it is in RAM.
+    pub fn get(&self, index: usize) -> Option<Arc<T>> {
+        self.entries[index].as_ref().map(|entry| Arc::clone(&entry.expert))
     }
 
-    /// Stores an expert, evicting the least recently used until it fits.
-    ///
-    /// An expert larger than the whole budget is not kept; its user still holds it.
-    pub fn insert(&mut self, index: usize, expert: Arc<Expert>) {
-        let bytes = expert.bytes();
-        if bytes > self.budget_bytes || self.contains(index) {
-            return;
-        }
-        while self.used_bytes + bytes > self.budget_bytes {
-            let (_, victim) = self.by_age.pop_first().expect("used bytes belong to entries");
-            let gone = self.entries[victim].take().expect("every aged entry exists");
-            self.used_bytes -= gone.bytes;
-        }
+    /// Notes that one layer uses these experts now.
+    pub fn touch(&mut self, indices: impl Iterator<Item = usize>) {
         self.clock += 1;
-        self.used_bytes += bytes;
-        self.by_age.insert(self.clock, index);
-        self.entries[index] = Some(Resident { expert, bytes, stamp: self.clock });
+        for index in indices {
+            self.stamps[index] = self.clock;
+        }
+    }
+
+    /// Promises `bytes` to an expert that is to be read, giving up others that `keep` does not
+    /// hold on to. False if that is not enough; nothing is promised then.
+    pub fn promise(&mut self, bytes: u64, policy: &Policy, keep: impl Fn(usize) -> bool) -> bool {
+        while self.used_bytes + self.promised_bytes + bytes > self.budget_bytes {
+            match self.victims.pop() {
+                Some((victim, stamp)) => {
+                    if self.stamps[victim] == stamp && !keep(victim) {
+                        self.give_up(victim);
+                    }
+                }
+                None => {
+                    if !self.find_victims(policy, &keep) {
+                        return false;
+                    }
+                }
+            }
+        }
+        self.promised_bytes += bytes;
+        true
+    }
+
+    /// False if there is none.
+    fn find_victims(&mut self, policy: &Policy, keep: impl Fn(usize) -> bool) -> bool {
+        let mut found: Vec<(f32, usize)> = (0..self.entries.len())
+            .filter(|&index| self.contains(index) && !keep(index))
+            .map(|index| (policy.wait(index), index))
+            .collect();
+        let n = found.len().div_ceil(VICTIMS);
+        if n < found.len() {
+            found.select_nth_unstable_by(n, |a, b| b.0.total_cmp(&a.0));
+            found.truncate(n);
+        }
+        found.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+        self.victims = found.into_iter().map(|(_, i)| (i, self.stamps[i])).collect();
+        self.victims_from = self.clock;
+        !self.victims.is_empty()
+    }
+
+    /// Forgets what was found to be given up, if that was `layers` calls of [`Self::touch`] ago:
+    /// other layers are the next ones now.
+    pub fn forget_victims(&mut self, layers: usize) {
+        if self.clock - self.victims_from > layers as u64 {
+            self.victims.clear();
+        }
+    }
+
+    fn give_up(&mut self, index: usize) {
+        if let Some(gone) = self.entries[index].take() {
+            self.used_bytes -= gone.bytes;
+            self.len -= 1;
+        }
+    }
+
+    /// Takes back what [`Self::promise`] gave to an expert that could not be read.
+    pub fn take_back(&mut self, bytes: u64) {
+        self.promised_bytes -= bytes;
+    }
+
+    /// Stores an expert of as many bytes as were promised to it.
+    pub fn insert(&mut self, index: usize, expert: Arc<T>, bytes: u64) {
+        self.promised_bytes -= bytes;
+        if self.entries[index].replace(Resident { expert, bytes }).is_none() {
+            self.used_bytes += bytes;
+            self.len += 1;
+        }
     }
 
     /// Experts in RAM.
     pub fn len(&self) -> usize {
-        self.by_age.len()
+        self.len
     }
 
     /// Whether no expert is in RAM.
     pub fn is_empty(&self) -> bool {
-        self.by_age.is_empty()
+        self.len == 0
     }
 
     /// Bytes of the experts in RAM.
@@ -94,49 +155,46 @@ impl Residency {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::dtype::Dtype;
-    use crate::experts::Activation;
-    use crate::matrix::Matrix;
     use proptest::prelude::*;
 
-    /// An expert of `3 * n * 64` bytes.
-    fn expert(n: usize) -> Arc<Expert> {
-        let matrix = || Matrix::from_plain(Dtype::F32, &vec![0; 16 * n * 4], 16, n);
-        Arc::new(Expert {
-            gate: matrix(),
-            up: matrix(),
-            down: matrix(),
-            biases: None,
-            activation: Activation::SwiGlu,
-        })
-    }
+    use super::*;
 
     #[test]
-    fn evicts_the_least_recently_used_expert() {
-        let mut cache = Residency::new(4, 2 * expert(1).bytes());
-        cache.insert(0, expert(1));
-        cache.insert(1, expert(1));
-        assert!(cache.get(0).is_some());
-        cache.insert(2, expert(1));
-        assert_eq!([0, 1, 2].map(|i| cache.contains(i)), [true, false, true]);
+    fn what_is_kept_stays_and_what_does_not_fit_is_told() {
+        let bytes = 10;
+        let (mut cache, policy) = (Residency::new(4, 2 * bytes), Policy::new(1, 4, 1));
+        for index in 0..2 {
+            assert!(cache.promise(bytes, &policy, |_| false));
+            cache.insert(index, Arc::new(()), bytes);
+        }
+        assert!(!cache.promise(bytes, &policy, |_| true), "both are in use");
+        assert_eq!(cache.len(), 2);
+        assert!(cache.promise(bytes, &policy, |index| index == 0));
+        assert_eq!([0, 1].map(|i| cache.contains(i)), [true, false]);
+        assert!(!cache.promise(bytes, &policy, |index| index == 0), "the rest is promised");
+        cache.take_back(bytes);
+        assert!(cache.promise(bytes, &policy, |index| index == 0));
     }
 
     proptest! {
         #[test]
-        fn the_budget_is_never_exceeded_and_what_was_just_used_stays(
-            budget in 1u64..3000, steps in prop::collection::vec((0usize..20, 1usize..6), 1..200)
+        fn the_budget_is_never_exceeded(
+            budget in 1u64..30, steps in prop::collection::vec((0usize..20, 1u64..6), 1..200)
         ) {
-            let mut cache = Residency::new(20, budget);
-            for (index, size) in steps {
-                let expert = expert(size);
-                let fits = expert.bytes() <= budget;
-                if cache.get(index).is_none() {
-                    cache.insert(index, expert);
-                    prop_assert_eq!(cache.contains(index), fits);
+            let (mut cache, mut policy) = (Residency::new(20, budget), Policy::new(4, 5, 1));
+            for (index, bytes) in steps {
+                policy.take(index / 5, [&[index % 5][..]].into_iter());
+                cache.touch([index].into_iter());
+                cache.forget_victims(1);
+                if !cache.contains(index) {
+                    let fits = cache.promise(bytes, &policy, |_| false);
+                    prop_assert_eq!(fits, bytes <= budget);
+                    if fits {
+                        cache.insert(index, Arc::new(bytes), bytes);
+                    }
                 }
                 prop_assert!(cache.used_bytes() <= budget);
-                let held: u64 = cache.entries.iter().flatten().map(|e| e.expert.bytes()).sum();
+                let held: u64 = cache.entries.iter().flatten().map(|e| *e.expert).sum();
                 prop_assert_eq!(held, cache.used_bytes());
                 prop_assert_eq!(cache.entries.iter().flatten().count(), cache.len());
             }

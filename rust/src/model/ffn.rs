@@ -3,7 +3,7 @@
 use super::router::Router;
 use super::{Step, check_finite};
 use crate::error::Result;
-use crate::experts::Routed;
+use crate::experts::{Routed, Tools};
 use crate::kernels::{Kernels, add_bias, math};
 use crate::matrix::Matrix;
 use crate::threads::Team;
@@ -78,15 +78,13 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Adds its output for `x` to `y`, both `[rows][hidden]`.
-    fn add(&self, kernels: &Kernels, team: &Team, x: &[f32], y: &mut [f32]) {
-        let hidden = self.mlp.down.n_out;
-        let shares = self.gate.as_ref().map(|gate| kernels.matmul(team, gate, x));
-        let out = self.mlp.forward(kernels, team, x);
-        for (row, (y, s)) in y.chunks_exact_mut(hidden).zip(out.chunks_exact(hidden)).enumerate() {
-            let share = shares.as_ref().map_or(1.0, |shares| math::sigmoid(shares[row]));
-            kernels.add_scaled(y, share, s);
-        }
+    /// Its output for `x`, both `[rows][hidden]`, and the share of it that each row takes.
+    fn forward(&self, kernels: &Kernels, team: &Team, x: &[f32]) -> (Vec<f32>, Option<Vec<f32>>) {
+        let shares = self
+            .gate
+            .as_ref()
+            .map(|gate| kernels.matmul(team, gate, x).into_iter().map(math::sigmoid).collect());
+        (self.mlp.forward(kernels, team, x), shares)
     }
 }
 
@@ -105,10 +103,18 @@ impl Moe {
         if let Some(trace) = &mut step.trace {
             trace.choices.push(routed.clone());
         }
-        let mut y =
-            step.experts.run(self.map_row, x, &routed, step.kernels, step.team, step.phases)?;
-        if let Some(shared) = &self.shared {
-            shared.add(step.kernels, step.team, x, &mut y);
+        let tools = Tools { kernels: step.kernels, team: step.team };
+        let mut shared = None;
+        let beside = || {
+            shared = self.shared.as_ref().map(|s| s.forward(tools.kernels, tools.team, x));
+        };
+        let mut y = step.experts.run(self.map_row, x, &routed, tools, step.phases, beside)?;
+        if let Some((out, shares)) = shared {
+            let hidden = x.len() / routed.len();
+            for (row, y) in y.chunks_exact_mut(hidden).enumerate() {
+                let share = shares.as_ref().map_or(1.0, |shares| shares[row]);
+                tools.kernels.add_scaled(y, share, &out[row * hidden..][..hidden]);
+            }
         }
         Ok(y)
     }

@@ -36,7 +36,7 @@ fn lock(engine: &Mutex<Engine>) -> MutexGuard<'_, Engine> {
 #[pymethods]
 impl Model {
     #[new]
-    #[pyo3(signature = (path, ram_gb, ctx, threads, progress=None, isa=None, prefill_chunk=None))]
+    #[pyo3(signature = (path, ram_gb, ctx, threads, progress=None, isa=None, prefill_chunk=None, expert_slots=None))]
     #[allow(clippy::too_many_arguments, reason = "what the stub file says")]
     fn new(
         py: Python<'_>,
@@ -47,6 +47,7 @@ impl Model {
         progress: Option<Py<PyAny>>,
         isa: Option<&str>,
         prefill_chunk: Option<usize>,
+        expert_slots: Option<usize>,
     ) -> PyResult<Self> {
         if ctx.is_some_and(|ctx| ctx < 2) {
             return Err(PyValueError::new_err("ctx: at least 2 tokens are needed"));
@@ -58,6 +59,7 @@ impl Model {
             ctx,
             ram_bytes: ram_gb.map(|gb| (gb * 1e9) as u64),
             threads,
+            expert_slots,
             isa: isa
                 .map(Isa::choose)
                 .transpose()
