@@ -7,7 +7,7 @@ import inspect
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -25,6 +25,14 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 FAST_BACKOFF_S = (0.05, 0.1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _state_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What engines remember between runs lies neither in our models nor in somebody's home."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLIBRI_STATE_DIR", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)

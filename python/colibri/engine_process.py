@@ -21,6 +21,7 @@ from colibri.decimals import decimal
 from colibri.errors import ProtocolError
 from colibri.find_engine import find_engine
 from colibri.last_words import LastWords
+from colibri.models import demo_folder
 from colibri.streams import explain
 
 READ_BYTES = 1 << 16
@@ -75,6 +76,10 @@ class EngineConfig:
         env |= {"COLI_MODEL": str(self.model), "SNAP": str(self.model)}
         if self.ram_gb is not None:
             env["RAM_GB"] = f"{self.ram_gb:g}"
+        if self.model == demo_folder():
+            # What a run leaves behind has no place in an installed package.
+            home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+            env.setdefault("COLIBRI_STATE_DIR", str(Path(home) / "colibri"))
         return env
 
     def cannot_start(self, error: OSError) -> tuple[str, str]:

@@ -74,6 +74,9 @@ struct Args {
     /// [default: what the budget holds]
     #[arg(long, env = "COLIBRI_EXPERT_SLOTS", value_name = "N", value_parser = expert_slots)]
     expert_slots: Option<usize>,
+    /// Folder for what is remembered from one run to the next [default: the model's]
+    #[arg(long, env = "COLIBRI_STATE_DIR", value_name = "DIR")]
+    state_dir: Option<PathBuf>,
     /// 1 reports the five most likely tokens with each token
     #[arg(long, env = "SERVE_TOPK", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
     serve_topk: u8,
@@ -272,6 +275,20 @@ fn main(args: &[String]) -> i32 {
     }
 }
 
+/// The model's folder, or the one for this model in the folder that was asked for.
+fn state_dir(args: &Args, model: &Path) -> Result<PathBuf> {
+    let Some(asked) = args.state_dir.as_ref().filter(|dir| !dir.as_os_str().is_empty()) else {
+        return Ok(model.to_owned());
+    };
+    let whole = std::fs::canonicalize(model).map_err(|e| Error::io(model, e))?;
+    let name = whole.file_name().unwrap_or_default().to_string_lossy();
+    // Models of the same name lie in different folders.
+    let hash = blake3::hash(whole.as_os_str().as_encoded_bytes()).to_hex();
+    let dir = asked.join(format!("{name}-{}", &hash[..8]));
+    std::fs::create_dir_all(&dir).map_err(|e| Error::io(&dir, e))?;
+    Ok(dir)
+}
+
 /// Serves legacy with its options, else mux.
 fn serve(args: &Args, model: &Path, legacy: Option<LegacyOptions>) -> Result<i32> {
     let options = RunnerOptions {
@@ -281,6 +298,7 @@ fn serve(args: &Args, model: &Path, legacy: Option<LegacyOptions>) -> Result<i32
         threads: args.threads.map(|n| n as usize),
         isa: args.isa,
         expert_slots: args.expert_slots,
+        state_dir: Some(state_dir(args, model)?),
     };
     let mut reported = None;
     let mut engine = Engine::load(model, &options, &mut |done, total| {
@@ -301,7 +319,9 @@ fn serve(args: &Args, model: &Path, legacy: Option<LegacyOptions>) -> Result<i32
         if let Some(fault) = chat.fault() {
             eprintln!("notice: {fault}; only exact prompts are answered");
         }
-        return legacy::serve(&mut engine, &chat, &options);
+        let code = legacy::serve(&mut engine, &chat, &options);
+        engine.runner.save_history();
+        return code;
     }
     let model_name = std::path::absolute(model)
         .map_err(|e| Error::io(model, e))?
@@ -312,7 +332,9 @@ fn serve(args: &Args, model: &Path, legacy: Option<LegacyOptions>) -> Result<i32
     }
     let default_topk = if args.serve_topk == 1 && args.wire.has_details() { 5 } else { 0 };
     let options = SessionOptions { model_name, default_topk, default_seed: None, wire: args.wire };
-    mux::serve(&mut engine, &options)
+    let code = mux::serve(&mut engine, &options);
+    engine.runner.save_history();
+    code
 }
 
 #[cfg(test)]

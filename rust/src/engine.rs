@@ -222,7 +222,9 @@ impl Engine {
     /// [`Error::NotFound`]
     pub fn stop(&mut self, id: u64) -> Result<Vec<Event>> {
         let sequence = self.take(id)?;
-        Ok(sequence.finish(&self.runner, false))
+        let events = sequence.finish(&self.runner, false);
+        self.runner.save_history();
+        Ok(events)
     }
 
     /// Ends a turn without a result.
@@ -257,6 +259,9 @@ impl Engine {
         let mut events = Vec::new();
         self.decode(&mut events);
         self.prefill(&mut events, interrupted);
+        if events.iter().any(|event| matches!(event, Event::Done { .. })) {
+            self.runner.save_history();
+        }
         events
     }
 

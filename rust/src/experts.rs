@@ -5,11 +5,13 @@
 
 pub mod dispatch;
 pub mod heat;
+pub mod history;
 pub mod policy;
 pub mod reader;
 pub mod replay;
 pub mod residency;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
@@ -130,6 +132,8 @@ pub struct ExpertStore {
     residency: Residency<Expert>,
     policy: Policy,
     reader: Reader,
+    /// Experts that memory is promised to until they are read.
+    pending: BTreeSet<usize>,
     heat: Heat,
     bytes_read: u64,
     total_bytes: u64,
@@ -169,6 +173,7 @@ impl ExpertStore {
             residency: Residency::new(sources.len(), budget_bytes),
             policy: Policy::new(rows, cols, top_k),
             reader: Reader::new(catalog, &sources),
+            pending: BTreeSet::new(),
             heat: Heat::new(sources.len()),
             total_bytes: sources.iter().map(ExpertSource::ram_bytes).sum(),
             sources,
@@ -204,6 +209,20 @@ impl ExpertStore {
     /// Selection counters.
     pub fn heat(&self) -> &Heat {
         &self.heat
+    }
+
+    /// Takes the counts of earlier runs, one an expert: they add to the heat, are what the policy
+    /// begins with, and say what is read ahead, beside whatever else is done.
+    ///
+    /// # Panics
+    /// If there are more or fewer counts than experts.
+    pub fn remember(&mut self, counts: &[u64]) {
+        assert_eq!(counts.len(), self.sources.len(), "a count for each expert");
+        self.heat.remember(counts);
+        self.policy.remember(counts);
+        let mut used: Vec<usize> = (0..counts.len()).filter(|&index| counts[index] > 0).collect();
+        used.sort_by_key(|&index| std::cmp::Reverse(counts[index]));
+        self.read_ahead(used.into_iter());
     }
 
     /// See [`Heat::take_hits`].

@@ -3,10 +3,12 @@
 //! Owns: dense weights, expert store, KV slots, threads, budgets. Does not own: text, sampling,
 //! scheduling (`engine`).
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use crate::config::Config;
 use crate::cpu::{self, Isa, Memory};
 use crate::error::{Error, Result, human_bytes};
+use crate::experts::history::{HISTORY, History};
 use crate::experts::{ExpertSource, ExpertStore};
 use crate::kernels::Kernels;
 use crate::kv::KvSlot;
@@ -38,11 +40,21 @@ pub struct RunnerOptions {
     /// Experts in memory at most, as a number for each sparse layer; they are not bound to it.
     /// None keeps as many as the budget holds.
     pub expert_slots: Option<usize>,
+    /// Folder in which to remember what experts were used; none remembers nothing.
+    pub state_dir: Option<PathBuf>,
 }
 
 impl Default for RunnerOptions {
     fn default() -> Self {
-        Self { ctx: None, slots: 1, ram_bytes: None, threads: None, isa: None, expert_slots: None }
+        Self {
+            ctx: None,
+            slots: 1,
+            ram_bytes: None,
+            threads: None,
+            isa: None,
+            expert_slots: None,
+            state_dir: None,
+        }
     }
 }
 
@@ -62,6 +74,7 @@ pub struct Runner {
     pub ctx: usize,
     /// What the engine decided by itself, one line each.
     pub notices: Vec<String>,
+    history: Option<History>,
     kernels: Kernels,
     team: Team,
 }
@@ -111,7 +124,7 @@ impl Runner {
             largest.saturating_mul((slots * model.sparse_layers.len()) as u64)
         });
         let budget = have.saturating_sub(taken).min(slots_bytes);
-        let experts = ExpertStore::new(
+        let mut experts = ExpertStore::new(
             &model.catalog,
             model.experts.clone(),
             model.n_experts,
@@ -126,6 +139,12 @@ impl Runner {
                 human_bytes(experts.total_bytes())
             ));
         }
+        let history = match &options.state_dir {
+            Some(state_dir) if model.n_experts > 0 => {
+                Some(remember(state_dir, dir, &model, &mut experts, &mut notices)?)
+            }
+            _ => None,
+        };
         let kernels = Kernels::new(options.isa.unwrap_or_else(Isa::detect));
         let team = Team::new(options.threads.unwrap_or_else(cpu::n_threads));
         let slots = (0..options.slots).map(|_| KvSlot::new(&layouts)).collect();
@@ -137,6 +156,7 @@ impl Runner {
             forwards: 0,
             ctx,
             notices,
+            history,
             kernels,
             team,
         })
@@ -173,6 +193,15 @@ impl Runner {
         Ok(logits)
     }
 
+    /// Writes down what experts were used, for the next run. What cannot be written is told once.
+    pub fn save_history(&mut self) {
+        let Some(history) = &self.history else { return };
+        if let Err(error) = history.write(self.experts.heat().counts()) {
+            eprintln!("notice: the use of experts is not remembered: {error}");
+            self.history = None;
+        }
+    }
+
     /// The kernels in use.
     pub fn kernels(&self) -> &Kernels {
         &self.kernels
@@ -187,6 +216,28 @@ impl Runner {
     pub fn n_threads(&self) -> usize {
         self.team.n_threads()
     }
+}
+
+/// Finds the history of the model in `dir` and takes in what it holds.
+fn remember(
+    state_dir: &Path,
+    dir: &Path,
+    model: &Model,
+    experts: &mut ExpertStore,
+    notices: &mut Vec<String>,
+) -> Result<History> {
+    let family = Config::open(dir)?.model_type()?.to_owned();
+    let n_layers = model.decoder.layers.len();
+    let history = History::new(state_dir, &family, n_layers, &model.sparse_layers, model.n_experts);
+    match history.read() {
+        Ok(Some(counts)) => experts.remember(&counts),
+        Ok(None) => {}
+        Err(reason) => {
+            let path = state_dir.join(HISTORY);
+            notices.push(format!("{} is of no use and will be replaced: {reason}", path.display()));
+        }
+    }
+    Ok(history)
 }
 
 /// Refuses, from headers alone, a budget that the dense weights by themselves exceed.

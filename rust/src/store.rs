@@ -4,6 +4,7 @@
 //! stranger. Does not own: what a tensor means (`model`), when an expert is read (`experts`).
 
 pub mod manifest;
+pub mod output;
 pub mod plain;
 pub mod record;
 mod source;

@@ -291,3 +291,46 @@ fn options_change_the_draw_and_never_the_reported_distribution() {
         assert_eq!(tokens.len(), 40);
     }
 }
+
+/// One turn of the demo model with few experts in memory: its tokens, and how much was resident.
+fn remembered_turn(state_dir: Option<&Path>) -> (Vec<(u32, u32)>, f64, Vec<String>) {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("python/colibri/demo_model");
+    let options = RunnerOptions {
+        ctx: Some(512),
+        expert_slots: Some(8),
+        state_dir: state_dir.map(Path::to_owned),
+        ..RunnerOptions::default()
+    };
+    let mut engine = Engine::load(&dir, &options, &mut |_, _| {}).expect("the demo loads");
+    // What is read ahead comes while nobody waits for it.
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let mut outcome = Outcome::new();
+    // Few tokens, so that what was in memory before them counts.
+    engine.submit(request(3, 0, &prompt(1, 9), 12)).expect("admitted");
+    drain(&mut engine, &mut outcome);
+    let (tokens, turn) = outcome.remove(&3).expect("a turn");
+    (tokens, turn.expect("it ended").hit_pct, engine.runner.notices)
+}
+
+#[test]
+fn what_was_used_is_in_memory_the_next_time_and_changes_no_bit() {
+    let (expected, cold, _) = remembered_turn(None);
+    let state = tempfile::tempdir().expect("a folder");
+    let file = state.path().join(".coli_usage");
+    let (first, hits, _) = remembered_turn(Some(state.path()));
+    assert_eq!((&first, hits), (&expected, cold), "there is nothing to remember yet");
+    let history = std::fs::read_to_string(&file).expect("saved at the end of the turn");
+    let (second, hits, notices) = remembered_turn(Some(state.path()));
+    assert_eq!(second, expected);
+    assert!(hits > cold + 5.0, "{hits} % of uses after {cold} %");
+    assert!(!notices.iter().any(|notice| notice.contains("of no use")), "{notices:?}");
+    for damaged in [history.replace("-2 1 ", "-2 1 9"), history[..history.len() - 1].into()] {
+        std::fs::write(&file, damaged).expect("written");
+        let (tokens, hits, notices) = remembered_turn(Some(state.path()));
+        assert_eq!((tokens, hits), (expected.clone(), cold), "as if there were none");
+        assert!(notices.iter().any(|notice| notice.contains("will be replaced")), "{notices:?}");
+    }
+    // Where nothing can be written, the turn is the same.
+    let (tokens, hits, _) = remembered_turn(Some(&state.path().join("none")));
+    assert_eq!((tokens, hits), (expected, cold));
+}

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::reader::Landed;
 use super::{Activation, Expert, ExpertStore};
 use crate::error::Result;
 use crate::kernels::{Kernels, add_bias};
@@ -70,6 +71,10 @@ impl ExpertStore {
                 union.entry(map_row * self.cols + expert).or_default().push((row, rank));
             }
         }
+        while let Some(landed) = self.reader.poll() {
+            // One that was read ahead; whoever needs it will ask again if that failed.
+            drop(self.settle(landed, phases));
+        }
         self.count(map_row, routed, &union);
         // Where each selection's finished row is: [row][rank] -> (expert's place, row of it).
         let mut places = vec![(0, 0); routed.len() * top_k];
@@ -123,12 +128,12 @@ impl ExpertStore {
                 None => drop(missing.insert(index, (place, selections))),
             }
         }
-        let mut absent = missing.keys().copied().collect::<Vec<_>>().into_iter().peekable();
         let in_use: Vec<usize> = tasks.iter().map(|(index, _)| *index).collect();
-        self.request(&mut absent, &in_use);
-        beside();
-        let mut landed = Ok(());
         let mut tasks: Vec<Task> = tasks.into_iter().map(|(_, task)| task).collect();
+        let mut absent = missing.keys().copied().collect::<Vec<_>>().into_iter().peekable();
+        let mut asked = self.request(&mut absent, 0, &in_use);
+        beside();
+        let mut failure = None;
         loop {
             let rows = tasks.iter().map(|task| task.selections.len()).sum::<usize>();
             let inner = tasks.first().map_or(0, |task| task.expert.gate.n_out);
@@ -139,53 +144,99 @@ impl ExpertStore {
             for (task, output) in tasks.drain(..).zip(done) {
                 outputs[task.place] = output;
             }
-            if landed.is_ok() {
-                self.request(&mut absent, &[]);
+            if failure.is_none() {
+                asked += self.request(&mut absent, asked, &[]);
             }
-            if self.reader.pending() == 0 {
-                debug_assert!(landed.is_err() || missing.is_empty(), "the budget holds one");
-                return landed.map(|()| outputs);
+            if asked == 0 {
+                debug_assert!(failure.is_some() || missing.is_empty(), "the budget holds one");
+                return failure.map_or(Ok(outputs), Err);
             }
             let start = Instant::now();
-            let arrived = self.reader.landed(true);
+            let mut next = Some(self.reader.wait());
             phases.expert_wait += start.elapsed();
-            for read in arrived {
-                phases.expert_disk += read.service;
-                let promised = self.sources[read.index].ram_bytes();
-                match read.expert {
-                    Ok(expert) => {
-                        let expert = Arc::new(expert);
-                        self.bytes_read += self.sources[read.index].disk_bytes();
-                        self.residency.insert(read.index, Arc::clone(&expert), promised);
-                        let asked = missing.remove(&read.index);
-                        let (place, selections) = asked.expect("it was asked for");
+            while let Some(landed) = next {
+                let needed = missing.remove(&landed.index);
+                asked -= usize::from(needed.is_some());
+                match (self.settle(landed, phases), needed) {
+                    (Ok(expert), Some((place, selections))) => {
                         tasks.push(Task { place, expert, selections });
                     }
-                    Err(error) => {
-                        self.residency.take_back(promised);
-                        landed = Err(error);
-                    }
+                    (Err(error), Some(_)) => failure = Some(error),
+                    // Whoever needs what could not be read ahead will ask again.
+                    (_, None) => {}
                 }
+                next = self.reader.poll();
             }
         }
     }
 
-    /// Asks for experts as long as there is room for them beside those `in_use`.
+    /// Takes in an expert that was read.
+    fn settle(&mut self, landed: Landed, phases: &mut Phases) -> Result<Arc<Expert>> {
+        let Landed { index, expert, service } = landed;
+        phases.expert_disk += service;
+        self.pending.remove(&index);
+        let promised = self.sources[index].ram_bytes();
+        match expert {
+            Ok(expert) => {
+                let expert = Arc::new(expert);
+                self.bytes_read += self.sources[index].disk_bytes();
+                self.residency.insert(index, Arc::clone(&expert), promised);
+                Ok(expert)
+            }
+            Err(error) => {
+                self.residency.take_back(promised);
+                Err(error)
+            }
+        }
+    }
+
+    /// Asks for experts as long as there is room for them beside those `in_use`; `asked` for are
+    /// some already. Returns how many more.
     fn request(
         &mut self,
         absent: &mut std::iter::Peekable<impl Iterator<Item = usize>>,
+        asked: usize,
         in_use: &[usize],
-    ) {
-        while let Some(&index) = absent.peek() {
+    ) -> usize {
+        let mut more = 0;
+        while let Some(&index) = absent.peek().filter(|_| asked + more < MAX_PENDING) {
+            if self.pending.contains(&index) {
+                self.reader.hurry(index);
+            } else if self.make_room(self.sources[index].ram_bytes(), in_use) {
+                self.pending.insert(index);
+                self.reader.request(index);
+            } else {
+                break;
+            }
+            absent.next();
+            more += 1;
+        }
+        more
+    }
+
+    /// Promises memory to an expert: free one, else that of experts to be read ahead, else that
+    /// of those in memory but the ones `in_use`. False if even that is not enough.
+    fn make_room(&mut self, bytes: u64, in_use: &[usize]) -> bool {
+        while !self.residency.has_room(bytes) {
+            let Some(index) = self.reader.withdraw() else { break };
+            self.pending.remove(&index);
+            self.residency.take_back(self.sources[index].ram_bytes());
+        }
+        self.residency.promise(bytes, &self.policy, |index| in_use.contains(&index))
+    }
+
+    /// Asks for experts, the hottest first, as long as the budget has room.
+    pub fn read_ahead(&mut self, hottest: impl Iterator<Item = usize>) {
+        for index in hottest {
             let bytes = self.sources[index].ram_bytes();
-            let keep = |index| in_use.contains(&index);
-            if self.reader.pending() >= MAX_PENDING
-                || !self.residency.promise(bytes, &self.policy, keep)
-            {
+            if !self.residency.has_room(bytes) {
                 return;
             }
-            self.reader.request(index);
-            absent.next();
+            if self.residency.contains(index) || !self.pending.insert(index) {
+                continue;
+            }
+            self.residency.promise(bytes, &self.policy, |_| true);
+            self.reader.request_ahead(index);
         }
     }
 }

@@ -17,9 +17,16 @@ impl Heat {
         Self { counts: vec![0; n], recent: vec![0; n.div_ceil(8)], selections: 0, hits: 0 }
     }
 
+    /// Adds the counts of earlier runs, one an expert.
+    pub fn remember(&mut self, counts: &[u64]) {
+        for (count, earlier) in self.counts.iter_mut().zip(counts) {
+            *count = count.saturating_add(*earlier);
+        }
+    }
+
     /// Records `n` selections of the expert, which was in memory or had to be read.
     pub fn select(&mut self, index: usize, n: u64, resident: bool) {
-        self.counts[index] += n;
+        self.counts[index] = self.counts[index].saturating_add(n);
         self.recent[index / 8] |= 1 << (index % 8);
         self.selections += n;
         if resident {

@@ -3,9 +3,10 @@
 //! Owns: the threads that read, and what they have read until it is taken. Does not own: which
 //! expert is read when, and where it stays.
 
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,9 @@ use crate::store::Catalog;
 
 /// Reads at once: what keeps a drive busy, which orders and joins them by itself.
 const THREADS: usize = 8;
-/// A read that failed is tried once more: what a cable or a network lost once may come the next time.
+/// Of these, most that read ahead, so that what is needed now does not wait long for them.
+const THREADS_AHEAD: usize = 2;
+/// A read that failed is tried once more: a drive or a network may have lost it by chance.
 const TRIES: usize = 2;
 
 /// An expert that was read, or why not.
@@ -30,9 +33,67 @@ pub struct Landed {
 
 /// The threads that read experts. They end when this is dropped.
 pub struct Reader {
-    wanted: Sender<usize>,
+    queue: Arc<Queue>,
     landed: Receiver<thread::Result<Landed>>,
-    pending: usize,
+}
+
+struct Queue {
+    wanted: Mutex<Wanted>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Wanted {
+    now: VecDeque<usize>,
+    /// The first is wanted most.
+    ahead: VecDeque<usize>,
+    reading_ahead: usize,
+    ended: bool,
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, Wanted> {
+        // Nothing panics while it holds the lock.
+        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the next expert to read, and whether that is one to read ahead.
+    fn next(&self) -> Option<(usize, bool)> {
+        let mut wanted = self.lock();
+        loop {
+            if wanted.ended {
+                return None;
+            }
+            if let Some(index) = wanted.now.pop_front() {
+                return Some((index, false));
+            }
+            if wanted.reading_ahead < THREADS_AHEAD
+                && let Some(index) = wanted.ahead.pop_front()
+            {
+                wanted.reading_ahead += 1;
+                return Some((index, true));
+            }
+            wanted = self.changed.wait(wanted).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn work(
+        &self,
+        catalog: &Catalog,
+        sources: &[ExpertSource],
+        landed: &Sender<thread::Result<Landed>>,
+    ) {
+        while let Some((index, ahead)) = self.next() {
+            let read = catch_unwind(AssertUnwindSafe(|| read(catalog, sources, index)));
+            if landed.send(read).is_err() {
+                return;
+            }
+            if ahead {
+                self.lock().reading_ahead -= 1;
+                self.changed.notify_one();
+            }
+        }
+    }
 }
 
 impl Reader {
@@ -41,48 +102,70 @@ impl Reader {
     /// # Panics
     /// If the system refuses to start a thread.
     pub fn new(catalog: &Arc<Catalog>, sources: &Arc<[ExpertSource]>) -> Self {
-        let (wanted, requests) = channel();
+        let queue = Arc::new(Queue { wanted: Mutex::default(), changed: Condvar::new() });
         let (finished, landed) = channel();
-        let requests = Arc::new(Mutex::new(requests));
         for _ in 0..THREADS.min(sources.len()) {
-            let (requests, finished) = (Arc::clone(&requests), finished.clone());
+            let (queue, finished) = (Arc::clone(&queue), finished.clone());
             let (catalog, sources) = (Arc::clone(catalog), Arc::clone(sources));
             thread::Builder::new()
                 .name("read-experts".into())
-                .spawn(move || {
-                    loop {
-                        // The lock is held while waiting: whoever has it is the next to read.
-                        let next = requests.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                        let Ok(index) = next else { return };
-                        let read = || read(&catalog, &sources, index);
-                        if finished.send(catch_unwind(AssertUnwindSafe(read))).is_err() {
-                            return;
-                        }
-                    }
-                })
+                .spawn(move || queue.work(&catalog, &sources, &finished))
                 .expect("the system starts a thread");
         }
-        Self { wanted, landed, pending: 0 }
+        Self { queue, landed }
     }
 
-    /// Asks for an expert.
-    pub fn request(&mut self, index: usize) {
-        self.pending += 1;
-        self.wanted.send(index).expect("the threads live as long as this");
+    /// Asks for an expert that is needed now.
+    pub fn request(&self, index: usize) {
+        self.queue.lock().now.push_back(index);
+        self.queue.changed.notify_one();
     }
 
-    /// Experts asked for that [`Self::landed`] has not returned yet.
-    pub fn pending(&self) -> usize {
-        self.pending
+    /// Puts an expert that was asked for ahead among those that are needed now, unless it is being
+    /// read already.
+    pub fn hurry(&self, index: usize) {
+        let mut wanted = self.queue.lock();
+        if let Some(place) = wanted.ahead.iter().position(|&other| other == index) {
+            wanted.ahead.remove(place);
+            wanted.now.push_back(index);
+            self.queue.changed.notify_one();
+        }
     }
 
-    /// Those that were read by now; waits for the first if `wait` says so and one is pending.
-    pub fn landed(&mut self, wait: bool) -> Vec<Landed> {
-        let first = (wait && self.pending > 0)
-            .then(|| self.landed.recv().expect("the threads live as long as this"));
-        let landed: Vec<_> = first.into_iter().chain(self.landed.try_iter()).collect();
-        self.pending -= landed.len();
-        landed.into_iter().map(|read| read.unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    /// Asks for an expert that may be needed, after all others.
+    pub fn request_ahead(&self, index: usize) {
+        self.queue.lock().ahead.push_back(index);
+        self.queue.changed.notify_one();
+    }
+
+    /// Takes back the request for the expert that may be needed least, if it is not being read.
+    pub fn withdraw(&self) -> Option<usize> {
+        self.queue.lock().ahead.pop_back()
+    }
+
+    /// Waits for the next expert that was read.
+    ///
+    /// # Panics
+    /// With the panic of the thread that read it.
+    pub fn wait(&self) -> Landed {
+        let landed = self.landed.recv().expect("the threads live as long as this");
+        landed.unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    /// The next expert that was read by now.
+    ///
+    /// # Panics
+    /// With the panic of the thread that read it.
+    pub fn poll(&self) -> Option<Landed> {
+        let landed = self.landed.try_recv().ok()?;
+        Some(landed.unwrap_or_else(|panic| resume_unwind(panic)))
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.queue.lock().ended = true;
+        self.queue.changed.notify_all();
     }
 }
 

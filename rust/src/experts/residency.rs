@@ -65,10 +65,15 @@ impl<T> Residency<T> {
         }
     }
 
+    /// Whether `bytes` more fit without giving anything up.
+    pub fn has_room(&self, bytes: u64) -> bool {
+        self.used_bytes + self.promised_bytes + bytes <= self.budget_bytes
+    }
+
     /// Promises `bytes` to an expert that is to be read, giving up others that `keep` does not
     /// hold on to. False if that is not enough; nothing is promised then.
     pub fn promise(&mut self, bytes: u64, policy: &Policy, keep: impl Fn(usize) -> bool) -> bool {
-        while self.used_bytes + self.promised_bytes + bytes > self.budget_bytes {
+        while !self.has_room(bytes) {
             match self.victims.pop() {
                 Some((victim, stamp)) => {
                     if self.stamps[victim] == stamp && !keep(victim) {
