@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import os
 import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -27,12 +29,19 @@ TEMPLATE = (
 FAST_BACKOFF_S = (0.05, 0.1)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _state_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def pytest_configure(config: pytest.Config) -> None:
     """What engines remember between runs lies neither in our models nor in somebody's home."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("COLIBRI_STATE_DIR", str(tmp_path_factory.mktemp("state")))
-        yield
+    folder = tempfile.TemporaryDirectory(prefix="colibri-state-")
+    config.add_cleanup(folder.cleanup)
+    os.environ["COLIBRI_STATE_DIR"] = folder.name
+
+
+@pytest.fixture(autouse=True)
+def _nothing_remembered(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines that a test starts know nothing of those before."""
+    monkeypatch.setenv("COLIBRI_STATE_DIR", str(tmp_path_factory.mktemp("state")))
 
 
 @pytest.hookimpl(tryfirst=True)

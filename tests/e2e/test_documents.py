@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -43,15 +44,17 @@ TYPES = {
 
 
 def run(command: list[str], folder: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        cwd=folder,
-        env=ENVIRONMENT | env,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=60,
-        check=False,
-    )
+    # Each engine is one that has run for the first time.
+    with tempfile.TemporaryDirectory() as state:
+        return subprocess.run(
+            command,
+            cwd=folder,
+            env=ENVIRONMENT | {"COLIBRI_STATE_DIR": state} | env,
+            capture_output=True,
+            encoding="utf-8",
+            timeout=60,
+            check=False,
+        )
 
 
 def steady(text: str) -> str:
