@@ -31,8 +31,9 @@ def resident() -> list[tuple[int, int]]:
 
 
 # The first is no more than the experts of one token in one layer.
-@pytest.mark.parametrize("expert_slots", [1, 2, 3, 5, 16, 31])
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("expert_slots", "threads"), [(1, 2), (2, 1), (3, 2), (5, 1), (16, 2), (31, 1)]
+)
 def test_bits_are_those_with_every_expert_in_memory(
     expert_slots: int, threads: int, resident: list[tuple[int, int]]
 ) -> None:
