@@ -27,6 +27,7 @@ const MODELS: &[&str] = &[
     "glm_moe_dsa_shared",
     "gpt_oss",
     "kimi_k2",
+    "kimi_linear",
     "llama",
     "llama_scaled",
     "minimax_m2",
@@ -34,9 +35,11 @@ const MODELS: &[&str] = &[
     "olmoe",
     "qwen2_moe",
     "qwen3",
+    "qwen3_5_moe",
     "qwen3_moe",
     "qwen3_moe_f32",
     "qwen3_moe_mixed",
+    "qwen3_next",
     "qwen3_yarn",
 ];
 
@@ -119,10 +122,14 @@ fn only_layers_of_multi_token_prediction_are_left_unused_and_that_is_told() {
     for &name in MODELS.iter().chain(ROUNDED) {
         let text = std::fs::read(fixture(name).join("config.json")).expect("a configuration");
         let config: Value = serde_json::from_slice(&text).expect("JSON");
+        let config = if config["text_config"].is_null() { &config } else { &config["text_config"] };
         let layers = config["num_hidden_layers"].as_u64().expect("a number");
         let notices = load(name, &RunnerOptions::default()).model.notices;
-        if config["num_nextn_predict_layers"].as_u64().unwrap_or(0) > 0 {
-            let first = format!("the first is model.layers.{layers}.");
+        let own = config["num_nextn_predict_layers"].as_u64().unwrap_or(0) > 0;
+        let apart = config["mtp_num_hidden_layers"].as_u64().unwrap_or(0) > 0;
+        if own || apart {
+            let first = if apart { "mtp.fc".into() } else { format!("model.layers.{layers}.") };
+            let first = format!("the first is {first}");
             assert!(notices.len() == 1 && notices[0].contains(&first), "{name}: {notices:?}");
         } else {
             assert!(notices.is_empty(), "{name}: {notices:?}");
