@@ -30,14 +30,14 @@ impl StateLayout {
     }
 
     /// Elements of a state: the matrices of all heads, then the inputs of the convolution.
-    pub fn len(self) -> usize {
+    pub fn elements(self) -> usize {
         self.heads * self.head_len() + self.conv
     }
 
     /// Most bytes that the states of a conversation of `ctx` tokens take: its checkpoints, where it
     /// stands, and where a step takes it.
     pub fn bytes(self, ctx: usize) -> u64 {
-        (self.len() * size_of::<f32>()) as u64 * (most_checkpoints(ctx) as u64 + 2)
+        (self.elements() * size_of::<f32>()) as u64 * (most_checkpoints(ctx) as u64 + 2)
     }
 }
 
@@ -45,7 +45,7 @@ impl StateLayout {
 pub struct Snapshot {
     /// After how many.
     pub tokens: usize,
-    /// As [`StateLayout::len`] says.
+    /// [`StateLayout::elements`] of them.
     pub state: Vec<f32>,
 }
 
@@ -86,7 +86,7 @@ impl LayerState {
         self.forget(|tokens| tokens != start && !is_kept(tokens, end));
         let made = (start / STRIDE + 1..end.div_ceil(STRIDE)).map(|i| i * STRIDE);
         for tokens in made.filter(|&tokens| is_kept(tokens, end)).chain([end]) {
-            let state = self.spare.pop().unwrap_or_else(|| vec![0.0; self.layout.len()]);
+            let state = self.spare.pop().unwrap_or_else(|| vec![0.0; self.layout.elements()]);
             self.pending.push(Snapshot { tokens, state });
         }
         (self.known.last().map(|last| &last.state[..]), &mut self.pending)
@@ -148,7 +148,7 @@ mod tests {
         let (before, after) = layer.advance(start, start + n);
         assert_eq!(before.map(|state| state[0]), (start > 0).then_some(start as f32));
         for Snapshot { tokens, state } in after {
-            assert_eq!(state.len(), LAYOUT.len());
+            assert_eq!(state.len(), LAYOUT.elements());
             state.fill(*tokens as f32);
         }
     }
@@ -168,10 +168,12 @@ mod tests {
             assert!(now.len() - standing <= most_checkpoints(len), "{len}: {now:?}");
             for cut in 1..len {
                 let back = now.iter().filter(|&&tokens| tokens <= cut).max().unwrap_or(&0);
-                assert!(cut - back < 3 * (len - cut).max(STRIDE), "{len} cut to {cut}");
+                assert!(cut - back < (2 * (len - cut)).max(STRIDE), "{len} cut to {cut}");
             }
         }
-        assert_eq!(most_checkpoints(4096), 7);
+        assert_eq!((most_checkpoints(63), most_checkpoints(64), most_checkpoints(4096)), (0, 1, 7));
+        assert_eq!(LAYOUT.elements(), 2 * 3 * 32 + 5);
+        assert_eq!(LAYOUT.bytes(4096), (197 * 4) * 9);
     }
 
     #[test]

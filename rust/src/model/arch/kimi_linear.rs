@@ -65,7 +65,10 @@ fn full_layers(linear: &Config, n_layers: usize) -> Result<Vec<bool>> {
     all.sort_unstable();
     if !all.iter().copied().eq(1..=n_layers) {
         return Err(Error::Unsupported {
-            what: format!("full_attn_layers {full:?} with kda_layers {kda:?} of {n_layers} layers"),
+            what: format!(
+                "full_attn_layers {full:?} with kda_layers {kda:?} in linear_attn_config for \
+                 {n_layers} layers"
+            ),
             hint: "each layer, counted from 1, is expected in one of them".into(),
         });
     }
