@@ -270,10 +270,14 @@ fn what_is_not_implemented_is_refused_by_name_before_anything_is_read() {
         ("glm_moe_dsa_shared", "indexer_types", json!(["full", "full", "shared", "shared"])),
         ("gpt_oss", "hidden_act", json!("gelu")),
         ("gpt_oss", "layer_types", json!(["full_attention"])),
-        ("kimi_linear", "linear_attn_config", json!({
-            "full_attn_layers": [0, 3], "kda_layers": [1, 2],
-            "head_dim": 16, "num_heads": 4, "short_conv_kernel_size": 4,
-        })),
+        (
+            "kimi_linear",
+            "linear_attn_config",
+            json!({
+                "full_attn_layers": [0, 3], "kda_layers": [1, 2],
+                "head_dim": 16, "num_heads": 4, "short_conv_kernel_size": 4,
+            }),
+        ),
         ("kimi_linear", "mla_use_nope", json!(false)),
         ("kimi_linear", "moe_router_activation_func", json!("softmax")),
         ("llama", "mlp_bias", json!(true)),

@@ -98,8 +98,11 @@ fn a_long_prompt_is_the_same_in_any_chunks_threads_and_instruction_sets() {
         let prompt = prompt(300, 2);
         let (expected, _) = turn(&mut engine(name, &slots(1)), request(1, 0, &prompt, 10));
         let said = |threads, isa, chunk| {
-            let options =
-                RunnerOptions { threads: Some(threads), isa: Some(isa), ..RunnerOptions::default() };
+            let options = RunnerOptions {
+                threads: Some(threads),
+                isa: Some(isa),
+                ..RunnerOptions::default()
+            };
             let mut engine = engine(name, &options);
             engine.set_prefill_chunk(chunk);
             turn(&mut engine, request(1, 0, &prompt, 10)).0

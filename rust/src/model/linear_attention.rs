@@ -78,6 +78,7 @@ pub enum Gate {
 }
 
 /// How a row's inputs are made of its hidden state.
+#[allow(clippy::large_enum_variant, reason = "there is one a layer")]
 pub enum Projection {
     /// In the order of key heads.
     Grouped {

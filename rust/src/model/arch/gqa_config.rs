@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::config::RopeConfig;
 use crate::error::{Error, Result};
 use crate::model::Loader;
 use crate::model::gqa::{Gqa, QkNorm};
@@ -23,8 +24,8 @@ pub struct Form {
     pub pairing: Pairing,
     /// Whether queries come with gates.
     pub gated: bool,
-    /// Whether positions have three parts, which differ within images alone.
-    pub mrope: bool,
+    /// The rotary embedding where `Config::rope` does not tell it.
+    pub rope: Option<RopeConfig>,
 }
 
 /// How much of each head is rotated, from its first component on.
@@ -74,7 +75,10 @@ impl GqaConfig {
                 return Err(config.refuse(format!("hidden_size {hidden} for {n_heads} heads")));
             }
         };
-        let rope = if form.mrope { config.text_rope()? } else { config.rope()? };
+        let rope = match &form.rope {
+            Some(rope) => rope.clone(),
+            None => config.rope()?,
+        };
         let share = |share: f64| (head_dim as f64 * share) as usize;
         let unsupported =
             |what: String| Err(Error::Unsupported { what, hint: "check config.json".into() });

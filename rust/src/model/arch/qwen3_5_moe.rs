@@ -24,5 +24,6 @@ fn load(loader: &mut Loader) -> Result<Model> {
     if config.get("vision_config").is_some() {
         loader.notices.push("vision_config: images are not supported, text alone is".into());
     }
-    qwen_hybrid::load(loader, &Hybrid { mrope: true, grouped: false, normalise: true })
+    let rope = Some(config.text_rope()?);
+    qwen_hybrid::load(loader, &Hybrid { rope, grouped: false, normalise: true })
 }

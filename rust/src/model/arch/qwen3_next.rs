@@ -14,5 +14,5 @@ pub const FAMILY: Family = Family { name: "qwen3_next", load };
 
 fn load(loader: &mut Loader) -> Result<Model> {
     let normalise = loader.config.flag_or("norm_topk_prob", true)?;
-    qwen_hybrid::load(loader, &Hybrid { mrope: false, grouped: true, normalise })
+    qwen_hybrid::load(loader, &Hybrid { rope: None, grouped: true, normalise })
 }

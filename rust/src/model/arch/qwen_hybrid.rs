@@ -4,7 +4,7 @@
 use super::gqa_config::{Form, GqaConfig, NormOver, Rotary};
 use super::gqa_decoder::{self, Experts, Weighing, expert_counts, qwen_sparse_layers};
 use super::linear_config::{conv_taps, negative_exp, read_heads};
-use crate::config::Config;
+use crate::config::{Config, RopeConfig};
 use crate::error::{Error, Result};
 use crate::model::attention::Attention;
 use crate::model::linear_attention::{Gate, LinearAttention, LinearHeads, Projection};
@@ -13,8 +13,8 @@ use crate::model::{Loader, Model};
 
 /// What of it is a family's own.
 pub struct Hybrid {
-    /// Whether positions have three parts, which differ within images alone.
-    pub mrope: bool,
+    /// See [`Form::rope`].
+    pub rope: Option<RopeConfig>,
     /// Whether the projections of a recurrent layer lie in the order of key heads.
     pub grouped: bool,
     /// Whether the experts' weights are scaled to a sum of one.
@@ -32,7 +32,7 @@ pub fn load(loader: &mut Loader, hybrid: &Hybrid) -> Result<Model> {
             qk_norm: Some(NormOver::Head),
             rotary: Rotary::Share(0.25),
             gated: true,
-            mrope: hybrid.mrope,
+            rope: hybrid.rope.clone(),
             ..Form::default()
         },
     )?;
