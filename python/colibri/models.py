@@ -122,7 +122,8 @@ def read_model(path: Path, model_id: str | None = None) -> ModelInfo:
         eos_token=_token_text(tokenizer.get("eos_token")),
         temperature=temperature,
         top_p=_number(generation.get("top_p"), DEFAULT_TOP_P, 1e-6, 1.0),
-        trained_ctx=_count(geometry.get("max_position_embeddings")),
+        trained_ctx=_count(geometry.get("max_position_embeddings"))
+        or _count(geometry.get("model_max_length")),
         map_layers=map_layers(geometry),
         config=config,
     )

@@ -20,6 +20,8 @@ const SEE_FAMILIES: &str = "see the list of supported families in the documentat
 pub struct Config {
     path: PathBuf,
     json: Value,
+    /// What `text_config` says of the text part of a model with others; it goes first.
+    text: Value,
     generation: Value,
 }
 
@@ -40,7 +42,11 @@ impl Config {
         let generation_path = dir.join("generation_config.json");
         let generation =
             if generation_path.exists() { read_json(&generation_path)? } else { Value::Null };
-        let config = Self { path, json, generation };
+        let text = json.get("text_config").cloned().unwrap_or_default();
+        if !text.is_object() && !text.is_null() {
+            return Err(Error::bad_file(path, "text_config is no object"));
+        }
+        let config = Self { path, json, text, generation };
         // All families divide by a root over it. Zero makes nothing of a row of zeros.
         config.opt_number("rms_norm_eps", f64::from(f32::MIN_POSITIVE)..=1.0)?;
         Ok(config)
@@ -61,7 +67,22 @@ impl Config {
 
     /// The value of `key`, null counting as absent.
     pub fn get(&self, key: &str) -> Option<&Value> {
-        self.json.get(key).filter(|value| !value.is_null())
+        let found = |json: &'_ Value| json.get(key).is_some_and(|value| !value.is_null());
+        [&self.text, &self.json].into_iter().find(|json| found(json)).map(|json| &json[key])
+    }
+
+    /// The object `key` as a configuration of its own.
+    pub fn section(&self, key: &str) -> Result<Self> {
+        match self.get(key) {
+            Some(json @ Value::Object(_)) => Ok(Self {
+                path: self.path.clone(),
+                json: json.clone(),
+                text: Value::Null,
+                generation: Value::Null,
+            }),
+            Some(value) => Err(self.refuse(format!("{key} is {value}; an object is expected"))),
+            None => Err(self.refuse(format!("{key} is missing"))),
+        }
     }
 
     /// The integer `key`, which must lie in `1..=max`.
@@ -163,7 +184,27 @@ impl Config {
 
     /// Experts of a sparse layer, under any of the names that families have for it.
     pub fn n_experts(&self, max: usize) -> Result<Option<usize>> {
-        for key in ["n_routed_experts", "num_experts", "num_local_experts"] {
+        self.first_count(&["n_routed_experts", "num_experts", "num_local_experts"], max)
+    }
+
+    /// Experts that a row takes, likewise.
+    pub fn n_chosen(&self, max: usize) -> Result<Option<usize>> {
+        self.first_count(&["num_experts_per_tok", "num_experts_per_token"], max)
+    }
+
+    /// Positions the model was made for, likewise.
+    pub fn opt_max_positions(&self, max: usize) -> Result<Option<usize>> {
+        self.first_count(&["max_position_embeddings", "model_max_length"], max)
+    }
+
+    /// Positions the model was made for.
+    pub fn max_positions(&self, max: usize) -> Result<usize> {
+        self.opt_max_positions(max)?
+            .ok_or_else(|| self.refuse("max_position_embeddings is missing"))
+    }
+
+    fn first_count(&self, keys: &[&str], max: usize) -> Result<Option<usize>> {
+        for key in keys {
             if let Some(n) = self.opt_count(key, max)? {
                 return Ok(Some(n));
             }
@@ -221,6 +262,7 @@ impl Config {
         Self {
             path: "config.json".into(),
             json: serde_json::from_str(json).expect("JSON"),
+            text: Value::Null,
             generation: Value::Null,
         }
     }

@@ -11,6 +11,7 @@ mod options;
 mod output;
 mod plan;
 mod quantize;
+mod stacked;
 mod verify;
 mod work;
 

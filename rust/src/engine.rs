@@ -159,7 +159,8 @@ impl Engine {
         self.prefill_chunk
     }
 
-    /// Admits a request; the slot keeps what it shares with the prompt and forgets the rest.
+    /// Admits a request; the slot keeps what it shares with the prompt, as far as it can be gone back
+    /// to, and forgets the rest.
     ///
     /// # Errors
     /// [`Error::BadRequest`], [`Error::SlotBusy`], [`Error::DuplicateId`],
@@ -176,8 +177,7 @@ impl Engine {
             return Err(Error::ContextExceeded { tokens, counted: true, limit: ctx - 1 });
         }
         let slot = &mut self.runner.slots[request.slot];
-        let reused = slot.common_prefix(&request.prompt);
-        slot.truncate_to(reused);
+        let reused = slot.truncate_to(slot.common_prefix(&request.prompt));
         self.active.push(Sequence::new(request, reused, &self.runner));
         Ok(())
     }

@@ -6,6 +6,7 @@ pub mod generic;
 mod int;
 mod isa;
 pub mod math;
+mod recurrent;
 pub mod scalar;
 
 use std::ops::Range;
@@ -16,6 +17,7 @@ use crate::threads::Team;
 pub use generic::{KV_BLOCK, Softmax};
 use generic::{Lanes, Rows};
 use int::IntRows;
+pub use recurrent::HeadInputs;
 
 /// What an operation on one element costs, in multiply-adds of a product.
 const ELEMENT_WORK: usize = 8;

@@ -1,12 +1,37 @@
-//! One conversation's keys and values, and the tokens they stand for.
+//! What a conversation keeps in each layer, and the tokens it stands for: keys and values of all
+//! positions, or a recurrent state.
 //!
-//! Owns: storage by blocks of 256 positions, reuse of a common prefix. Does not own: which request
-//! uses a slot (`engine`), the arithmetic over the blocks (`kernels`).
+//! Owns: storage by blocks of 256 positions, checkpoints of states, reuse of a common prefix. Does
+//! not own: which request uses a slot (`engine`), the arithmetic over the blocks (`kernels`).
+
+mod state;
 
 use std::ops::Range;
 
 use crate::kernels::KV_BLOCK;
 use crate::matrix::TILE;
+pub use state::{LayerState, Snapshot, StateLayout};
+
+/// What a layer keeps of a conversation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerLayout {
+    /// Keys and values of every position.
+    Positions(KvLayout),
+    /// A state that every token changes.
+    State(StateLayout),
+}
+
+impl LayerLayout {
+    /// Most bytes that a conversation of `ctx` tokens takes.
+    pub fn bytes(self, ctx: usize) -> u64 {
+        match self {
+            Self::Positions(kv) => {
+                kv.bytes_per_position() as u64 * ctx.next_multiple_of(KV_BLOCK) as u64
+            }
+            Self::State(state) => state.bytes(ctx),
+        }
+    }
+}
 
 /// What a layer keeps for each position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,51 +164,112 @@ fn put_in_tile(tiles: &mut [f32], at: usize, key: &[f32]) {
     }
 }
 
-/// The key/value memory of one conversation.
+/// What one layer keeps, by its layout.
+enum LayerMemory {
+    Positions(LayerKv),
+    State(LayerState),
+}
+
+/// The memory of one conversation.
 pub struct KvSlot {
     tokens: Vec<u32>,
-    layers: Vec<LayerKv>,
+    layers: Vec<LayerMemory>,
 }
 
 impl KvSlot {
     /// An empty slot for a model with these layers.
-    pub fn new(layouts: &[KvLayout]) -> Self {
-        Self { tokens: Vec::new(), layers: layouts.iter().copied().map(LayerKv::new).collect() }
+    pub fn new(layouts: &[LayerLayout]) -> Self {
+        let memory = |layout: &LayerLayout| match *layout {
+            LayerLayout::Positions(layout) => LayerMemory::Positions(LayerKv::new(layout)),
+            LayerLayout::State(layout) => LayerMemory::State(LayerState::new(layout)),
+        };
+        Self { tokens: Vec::new(), layers: layouts.iter().map(memory).collect() }
     }
 
-    /// Tokens whose keys and values are stored.
+    /// Tokens that the memory stands for.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// One layer's memory.
+    /// Keys and values of a layer.
+    ///
+    /// # Panics
+    /// If the layer keeps a state.
     pub fn layer(&self, layer: usize) -> &LayerKv {
-        &self.layers[layer]
+        match &self.layers[layer] {
+            LayerMemory::Positions(kv) => kv,
+            LayerMemory::State(_) => panic!("layer {layer} has no keys"),
+        }
     }
 
-    /// One layer's memory, to write to.
+    /// Keys and values of a layer, to write to.
+    ///
+    /// # Panics
+    /// If the layer keeps a state.
     pub fn layer_mut(&mut self, layer: usize) -> &mut LayerKv {
-        &mut self.layers[layer]
+        match &mut self.layers[layer] {
+            LayerMemory::Positions(kv) => kv,
+            LayerMemory::State(_) => panic!("layer {layer} has no keys"),
+        }
     }
 
-    /// Records that keys and values of `tokens` now follow the stored ones in every layer.
+    /// The recurrent state of a layer.
+    ///
+    /// # Panics
+    /// If the layer keeps keys and values.
+    pub fn state_mut(&mut self, layer: usize) -> &mut LayerState {
+        match &mut self.layers[layer] {
+            LayerMemory::State(state) => state,
+            LayerMemory::Positions(_) => panic!("layer {layer} has no state"),
+        }
+    }
+
+    fn states(&self) -> impl Iterator<Item = &LayerState> {
+        self.layers.iter().filter_map(|layer| match layer {
+            LayerMemory::State(state) => Some(state),
+            LayerMemory::Positions(_) => None,
+        })
+    }
+
+    /// Records that what was computed for `tokens` now follows what is stored in every layer.
     pub fn commit(&mut self, tokens: &[u32]) {
         self.tokens.extend_from_slice(tokens);
+        for layer in &mut self.layers {
+            if let LayerMemory::State(state) = layer {
+                state.commit(self.tokens.len());
+            }
+        }
     }
 
-    /// How many tokens of `prompt` need not be prefilled; at least its last one must be, since
-    /// its logits are wanted.
+    /// How many tokens the slot shares with the beginning of `prompt`, without its last one: that
+    /// must be computed again, since its logits are wanted.
     pub fn common_prefix(&self, prompt: &[u32]) -> usize {
         let common = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         common.min(prompt.len().saturating_sub(1))
     }
 
-    /// Forgets everything behind the first `len` tokens.
-    pub fn truncate_to(&mut self, len: usize) {
+    /// Forgets everything behind the first `len` tokens, and as many of these as it takes to come to
+    /// a checkpoint of every layer that has a state. Returns how many tokens are left.
+    pub fn truncate_to(&mut self, len: usize) -> usize {
+        let len = self.checkpoint(len.min(self.tokens.len()));
         self.tokens.truncate(len);
         for layer in &mut self.layers {
-            layer.blocks.truncate(len.div_ceil(KV_BLOCK));
+            match layer {
+                LayerMemory::Positions(kv) => kv.blocks.truncate(len.div_ceil(KV_BLOCK)),
+                LayerMemory::State(state) => state.truncate_to(len),
+            }
         }
+        len
+    }
+
+    /// The largest number of tokens up to `len` after which the states of all layers are known.
+    fn checkpoint(&self, len: usize) -> usize {
+        let Some(first) = self.states().next() else { return len };
+        let known = first.known().filter(|&n| n <= len);
+        known
+            .filter(|&n| self.states().all(|state| state.known().any(|m| m == n)))
+            .max()
+            .unwrap_or(0)
     }
 }
 
@@ -246,7 +332,8 @@ mod tests {
         assert_eq!(slot.common_prefix(&[1, 2, 3, 4]), 3);
         assert_eq!(slot.common_prefix(&[1, 9]), 1);
         assert_eq!(slot.common_prefix(&[9]), 0);
-        slot.truncate_to(1);
+        assert_eq!(slot.truncate_to(1), 1);
         assert_eq!(slot.tokens(), [1]);
+        assert_eq!(slot.truncate_to(5), 1);
     }
 }

@@ -9,6 +9,7 @@ mod decoder;
 mod dsa;
 mod ffn;
 mod gqa;
+mod linear_attention;
 mod loader;
 mod mla;
 mod rope;
@@ -22,7 +23,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::experts::ExpertSource;
 use crate::kernels::Kernels;
-use crate::kv::{KvLayout, KvSlot};
+use crate::kv::{KvSlot, LayerLayout};
 use crate::store::Catalog;
 use crate::telemetry::Phases;
 use crate::threads::Team;
@@ -106,14 +107,14 @@ impl Model {
         let config = Config::open(dir)?;
         let family = arch::find(config.model_type()?)?;
         let catalog = Arc::new(Catalog::open(dir)?);
-        let max_ctx = max_ctx.min(config.count("max_position_embeddings", MAX_POSITIONS)?);
+        let max_ctx = max_ctx.min(config.max_positions(MAX_POSITIONS)?);
         let mut loader = Loader::new(&config, &catalog, max_ctx, progress);
         (family.load)(&mut loader)
     }
 
-    /// What each layer keeps for each position.
-    pub fn kv_layouts(&self) -> Vec<KvLayout> {
-        self.decoder.kv_layouts()
+    /// What each layer keeps of a conversation.
+    pub fn layouts(&self) -> Vec<LayerLayout> {
+        self.decoder.layouts()
     }
 }
 

@@ -11,7 +11,7 @@ use crate::error::{Error, Result, human_bytes};
 use crate::experts::history::{HISTORY, History};
 use crate::experts::{ExpertSource, ExpertStore};
 use crate::kernels::Kernels;
-use crate::kv::KvSlot;
+use crate::kv::{KvSlot, LayerLayout};
 use crate::model::{Logits, Model, Row, Step, Trace};
 use crate::store::Catalog;
 use crate::telemetry::Phases;
@@ -102,14 +102,13 @@ impl Runner {
                 "context lowered from {wanted} to {ctx} tokens, the most this model was made for"
             ));
         }
-        let layouts = model.kv_layouts();
-        let per_position: usize = layouts.iter().map(|layout| layout.bytes_per_position()).sum();
-        let kv_bytes =
-            (per_position * ctx.next_multiple_of(crate::kernels::KV_BLOCK) * options.slots) as u64;
+        let layouts = model.layouts();
+        let bytes = |layout: &LayerLayout| layout.bytes(ctx).saturating_mul(options.slots as u64);
+        let kv_bytes = layouts.iter().map(bytes).fold(0, u64::saturating_add);
         let resident = cpu::resident_bytes().max(before);
         let available = Memory::read().available_bytes;
         let (have, taken) = match options.ram_bytes {
-            Some(ram) => (ram, resident + kv_bytes),
+            Some(ram) => (ram, resident.saturating_add(kv_bytes)),
             None if available == 0 => {
                 notices.push(
                     "how much memory is available is unknown here; --ram bounds what experts take"

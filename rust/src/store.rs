@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 use manifest::{Content, JOURNAL, MANIFEST, Manifest};
 use record::{Digest, Part, RECORDS_KEY};
 use source::fp8;
-pub use source::{FusedRows, MatrixSource, VectorSource};
+pub use source::{FusedRows, MatrixSource, StackedRows, VectorSource};
 
 /// Largest safetensors header accepted; the format's own library stops at the same size.
 const MAX_HEADER_BYTES: u64 = 100_000_000;

@@ -27,6 +27,7 @@ const MODELS: &[&str] = &[
     "glm_moe_dsa_shared",
     "gpt_oss",
     "kimi_k2",
+    "kimi_linear",
     "llama",
     "llama_scaled",
     "minimax_m2",
@@ -34,9 +35,11 @@ const MODELS: &[&str] = &[
     "olmoe",
     "qwen2_moe",
     "qwen3",
+    "qwen3_5_moe",
     "qwen3_moe",
     "qwen3_moe_f32",
     "qwen3_moe_mixed",
+    "qwen3_next",
     "qwen3_yarn",
 ];
 
@@ -119,10 +122,14 @@ fn only_layers_of_multi_token_prediction_are_left_unused_and_that_is_told() {
     for &name in MODELS.iter().chain(ROUNDED) {
         let text = std::fs::read(fixture(name).join("config.json")).expect("a configuration");
         let config: Value = serde_json::from_slice(&text).expect("JSON");
+        let config = if config["text_config"].is_null() { &config } else { &config["text_config"] };
         let layers = config["num_hidden_layers"].as_u64().expect("a number");
         let notices = load(name, &RunnerOptions::default()).model.notices;
-        if config["num_nextn_predict_layers"].as_u64().unwrap_or(0) > 0 {
-            let first = format!("the first is model.layers.{layers}.");
+        let own = config["num_nextn_predict_layers"].as_u64().unwrap_or(0) > 0;
+        let apart = config["mtp_num_hidden_layers"].as_u64().unwrap_or(0) > 0;
+        if own || apart {
+            let first = if apart { "mtp.fc".into() } else { format!("model.layers.{layers}.") };
+            let first = format!("the first is {first}");
             assert!(notices.len() == 1 && notices[0].contains(&first), "{name}: {notices:?}");
         } else {
             assert!(notices.is_empty(), "{name}: {notices:?}");
@@ -227,7 +234,10 @@ fn with(name: &str, key: &str, value: Value) -> tempfile::TempDir {
     let config = dir.path().join("config.json");
     let mut json: Value =
         serde_json::from_slice(&std::fs::read(&config).expect("a file")).expect("JSON");
-    json[key] = value;
+    match json.get_mut("text_config").filter(|text| text.get(key).is_some()) {
+        Some(text) => text[key] = value,
+        None => json[key] = value,
+    }
     std::fs::remove_file(&config).expect("the link goes");
     std::fs::write(&config, json.to_string()).expect("a file");
     dir
@@ -260,6 +270,16 @@ fn what_is_not_implemented_is_refused_by_name_before_anything_is_read() {
         ("glm_moe_dsa_shared", "indexer_types", json!(["full", "full", "shared", "shared"])),
         ("gpt_oss", "hidden_act", json!("gelu")),
         ("gpt_oss", "layer_types", json!(["full_attention"])),
+        (
+            "kimi_linear",
+            "linear_attn_config",
+            json!({
+                "full_attn_layers": [0, 3], "kda_layers": [1, 2],
+                "head_dim": 16, "num_heads": 4, "short_conv_kernel_size": 4,
+            }),
+        ),
+        ("kimi_linear", "mla_use_nope", json!(false)),
+        ("kimi_linear", "moe_router_activation_func", json!("softmax")),
         ("llama", "mlp_bias", json!(true)),
         ("llama", "rope_scaling", json!({"rope_type": "longrope", "factor": 8.0})),
         ("minimax_m2", "attn_type_list", json!([1, 0, 1, 1])),
@@ -273,11 +293,16 @@ fn what_is_not_implemented_is_refused_by_name_before_anything_is_read() {
         ("mixtral", "sliding_window", json!(255)),
         ("olmoe", "clip_qkv", json!(8.0)),
         ("qwen2_moe", "layer_types", json!(["sliding_attention", "full_attention"])),
+        ("qwen3_5_moe", "attn_output_gate", json!(false)),
+        ("qwen3_5_moe", "hidden_act", json!("gelu")),
         ("qwen3_moe", "hidden_act", json!("gelu")),
         ("qwen3_moe", "layer_types", json!(["linear_attention"])),
         ("qwen3_moe", "partial_rotary_factor", json!(0.5)),
         ("qwen3_moe", "rope_scaling", json!({"rope_type": "yarn", "finetuned": true})),
         ("qwen3_moe", "scoring_func", json!("sigmoid")),
+        ("qwen3_next", "attention_bias", json!(true)),
+        ("qwen3_next", "layer_types", json!(["linear_attention", "full_attention"])),
+        ("qwen3_next", "rope_parameters", json!({"mrope_section": [2, 1, 1]})),
     ] {
         let dir = with(name, key, value);
         let (runner, reads) = load_counting(dir.path());
@@ -306,4 +331,20 @@ fn keys_that_ask_for_nothing_new_are_accepted() {
         runner.unwrap_or_else(|error| panic!("{name} with another {key}: {error}"));
         assert!(reads > 0);
     }
+}
+
+#[test]
+fn layers_with_keys_follow_from_an_interval_where_nothing_lists_them() {
+    let (prompt, _) = prompts("qwen3_next").swap_remove(0);
+    let listed = generate(&mut load("qwen3_next", &RunnerOptions::default()), &prompt, 4, 64).1;
+    let dir = with("qwen3_next", "layer_types", Value::Null);
+    let mut unlisted = load_counting(dir.path()).0.expect("it loads");
+    assert!(bits(&generate(&mut unlisted, &prompt, 4, 64).1) == bits(&listed));
+}
+
+#[test]
+fn a_vision_part_is_named_and_left_out() {
+    let dir = with("qwen3_5_moe", "vision_config", json!({"depth": 27}));
+    let notices = load_counting(dir.path()).0.expect("the text part loads").notices;
+    assert!(notices.iter().any(|notice| notice.starts_with("vision_config")), "{notices:?}");
 }

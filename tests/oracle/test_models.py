@@ -38,6 +38,7 @@ MODELS = [
     "glm_moe_dsa_shared",
     "gpt_oss",
     "kimi_k2",
+    "kimi_linear",
     "llama",
     "llama_scaled",
     "minimax_m2",
@@ -45,9 +46,11 @@ MODELS = [
     "olmoe",
     "qwen2_moe",
     "qwen3",
+    "qwen3_5_moe",
     "qwen3_moe",
     "qwen3_moe_f32",
     "qwen3_moe_mixed",
+    "qwen3_next",
     "qwen3_yarn",
 ]
 

@@ -81,6 +81,15 @@ impl Config {
     /// # Errors
     /// [`Error::Unsupported`] for a kind or key that is not implemented.
     pub fn rope(&self) -> Result<RopeConfig> {
+        self.rope_of(COMMON)
+    }
+
+    /// As [`Self::rope`] where positions have three parts, which differ within images alone.
+    pub fn text_rope(&self) -> Result<RopeConfig> {
+        self.rope_of(&[COMMON, &["mrope_section", "mrope_interleaved"]].concat())
+    }
+
+    fn rope_of(&self, common: &[&'static str]) -> Result<RopeConfig> {
         let none = Map::new();
         let (name, fields) = match (self.get("rope_parameters"), self.get("rope_scaling")) {
             (None, None) => ("rope_parameters", &none),
@@ -93,7 +102,7 @@ impl Config {
             (Some(fields), _) => ("rope_parameters", self.object("rope_parameters", fields)?),
             (None, Some(fields)) => ("rope_scaling", self.object("rope_scaling", fields)?),
         };
-        let rope = RopeFields { config: self, name, fields };
+        let rope = RopeFields { config: self, name, fields, common };
         let theta = match fields.get("rope_theta").or_else(|| self.get("rope_theta")) {
             None => 10_000.0,
             Some(value) => value
@@ -140,12 +149,14 @@ struct RopeFields<'a> {
     config: &'a Config,
     name: &'static str,
     fields: &'a Map<String, Value>,
+    /// Keys that every kind has.
+    common: &'a [&'static str],
 }
 
 impl RopeFields<'_> {
     /// Refuses keys that neither all kinds nor this one has.
     fn only(&self, own: &[&str]) -> Result<()> {
-        let known = |key: &str| COMMON.contains(&key) || own.contains(&key);
+        let known = |key: &str| self.common.contains(&key) || own.contains(&key);
         match self.fields.iter().find(|(key, value)| !known(key) && !value.is_null()) {
             None => Ok(()),
             Some((key, _)) => Err(Error::Unsupported {
@@ -187,7 +198,7 @@ impl RopeFields<'_> {
     }
 
     fn max_positions(&self) -> Result<f64> {
-        Ok(self.config.count("max_position_embeddings", 1 << 30)? as f64)
+        Ok(self.config.max_positions(1 << 30)? as f64)
     }
 
     fn yarn(&self, theta: f64) -> Result<Yarn> {

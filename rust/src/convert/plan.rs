@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value, json};
 
 use super::options::{Options, Target};
+use super::stacked::{self, Stacked};
 use crate::config::Config;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
@@ -89,6 +90,7 @@ impl Plan {
             catalog,
             options,
             layers: config.opt_count("num_hidden_layers", 1 << 20)?.unwrap_or(usize::MAX),
+            stacked: stacked::find(catalog),
         };
         planner.refuse_unfit()?;
         let mut by_layer: BTreeMap<usize, Vec<Item>> = BTreeMap::new();
@@ -229,6 +231,8 @@ struct Planner<'a> {
     options: &'a Options,
     /// Layers of the model proper; those beyond predict further tokens.
     layers: usize,
+    /// Experts that share tensors.
+    stacked: BTreeMap<String, Stacked>,
 }
 
 impl Planner<'_> {
@@ -246,7 +250,12 @@ impl Planner<'_> {
             if name.strip_suffix(".qs").is_some() {
                 return refuse("it is a quantised container of the C engine");
             }
-            if name.contains(".experts.") && matrix_name(name).and_then(expert_of).is_none() {
+            let is_stacked =
+                name.rsplit_once('.').is_some_and(|(prefix, _)| self.stacked.contains_key(prefix));
+            if name.contains(".experts.")
+                && matrix_name(name).and_then(expert_of).is_none()
+                && !is_stacked
+            {
                 return Err(Error::Unsupported {
                     what: format!("the expert tensor {name}"),
                     hint: format!(
@@ -267,7 +276,7 @@ impl Planner<'_> {
         for (tensor_name, tensor) in self.catalog.tensors() {
             let Some(name) = matrix_name(tensor_name) else { continue };
             if let Some((prefix, expert)) = expert_of(name) {
-                experts.insert((layer_of(name).unwrap_or(0), prefix, expert));
+                experts.insert((self.layer(name), prefix, expert));
                 continue;
             }
             let (kind, target) = self.target(name);
@@ -281,9 +290,13 @@ impl Planner<'_> {
                 }
             }
         }
+        for (prefix, stacked) in &self.stacked {
+            let layer = self.layer(prefix);
+            experts.extend((0..stacked.n).map(|expert| (layer, &**prefix, expert)));
+        }
         for (layer, prefix, expert) in experts {
             let name = format!("{prefix}.{expert}");
-            if let Some(item) = self.expert(&name)? {
+            if let Some(item) = self.expert(prefix, expert)? {
                 done.insert(name);
                 items.push((Some(layer), item));
             }
@@ -292,12 +305,15 @@ impl Planner<'_> {
             let expert = matrix_name(name).and_then(expert_of);
             let is_done = match (expert, name.rsplit_once('.')) {
                 (Some((prefix, expert)), _) => done.contains(&format!("{prefix}.{expert}")),
+                (None, Some((prefix, _))) if self.stacked.contains_key(prefix) => {
+                    done.contains(&format!("{prefix}.0"))
+                }
                 // A matrix's scales and shape go with it; its bias does not.
                 (None, Some((matrix, end))) => end.starts_with("weight") && done.contains(matrix),
                 (None, None) => false,
             };
             if !is_done {
-                let layer = expert.map(|_| layer_of(name).unwrap_or(0));
+                let layer = expert.map(|_| self.layer(name));
                 let kind = self.target(matrix_name(name).unwrap_or(name)).0;
                 let (bytes, content) = (tensor.bytes, Content::Copy(tensor.clone()));
                 items.push((layer, Item { name: name.clone(), content, bytes, kind }));
@@ -306,17 +322,24 @@ impl Planner<'_> {
         Ok(items)
     }
 
+    /// The layer that a tensor belongs to, 0 if none; those that predict further tokens come last.
+    fn layer(&self, name: &str) -> usize {
+        let layer = layer_of(name).unwrap_or(0);
+        if name.starts_with("mtp.") { self.layers.saturating_add(layer) } else { layer }
+    }
+
     /// What the matrix `name` is, and what becomes of it.
     fn target(&self, name: &str) -> (Kind, Target) {
         let last = name.rsplit('.').next().unwrap_or(name);
         // The kernels take `kv_b_proj` in f32, so nothing would be saved in memory. Indexers choose
         // positions, as routers choose experts.
-        let is_dense = (last.ends_with("_proj") || last == "kv_a_proj_with_mqa")
+        let is_dense = (last.ends_with("_proj") || OTHER_DENSE.contains(&last))
             && last != "kv_b_proj"
+            && !STEERING.contains(&last)
             && !name.contains(".indexer.");
         let is_head = ["lm_head", "embed_tokens"].contains(&last) || name.ends_with("_head.head");
         let is_expert = expert_of(name).is_some();
-        if layer_of(name).is_some_and(|layer| layer >= self.layers) {
+        if self.layer(name) >= self.layers {
             let target =
                 if is_dense || is_head || is_expert { self.options.mtp } else { Target::Keep };
             (Kind::Mtp, target)
@@ -368,23 +391,29 @@ impl Planner<'_> {
     }
 
     /// The record of one expert, or none if it has to stay as it is.
-    fn expert(&self, name: &str) -> Result<Option<Item>> {
+    fn expert(&self, prefix: &str, expert: usize) -> Result<Option<Item>> {
+        let name = &format!("{prefix}.{expert}");
         let refuse = |reason| Err(Error::bad_file(self.catalog.dir(), reason));
         let exists = |name: &String| MatrixSource::exists(self.catalog, name);
         let of = |parts: [&str; 3]| parts.map(|part| format!("{name}.{part}"));
         let families = EXPERT_PARTS.map(of).into_iter().filter(|names| names.iter().any(exists));
         let mut families: Vec<[String; 3]> = families.collect();
+        let stacked = self.stacked.get(prefix);
         let names = families.pop().unwrap_or_else(|| of(EXPERT_PARTS[0]));
-        if !families.is_empty() {
+        if !families.is_empty() || (stacked.is_some() && names.iter().any(exists)) {
             return refuse(format!("expert {name} has parts by the names of two families"));
         }
-        if let Some(missing) = names.iter().find(|name| !exists(name)) {
+        if stacked.is_none()
+            && let Some(missing) = names.iter().find(|name| !exists(name))
+        {
             return refuse(format!("expert {name} is incomplete: {missing} is missing"));
         }
         let (kind, target) = self.target(&names[0]);
         let Target::Int(bits) = target else { return Ok(None) };
-        let sources: Vec<MatrixSource> =
-            names.iter().map(|name| self.source(name)).collect::<Result<_>>()?;
+        let sources: Vec<MatrixSource> = match stacked {
+            Some(stacked) => stacked.sources(self.catalog, prefix, expert)?.into(),
+            None => names.iter().map(|name| self.source(name)).collect::<Result<_>>()?,
+        };
         let parts: Option<Vec<Part>> = names
             .iter()
             .zip(&sources)
@@ -409,6 +438,12 @@ impl Planner<'_> {
         Some(Part { name: name.to_owned(), layout })
     }
 }
+
+/// Matrices of attention that are converted though their names do not end in `_proj`.
+const OTHER_DENSE: [&str; 4] = ["kv_a_proj_with_mqa", "in_proj_qkvz", "in_proj_qkv", "in_proj_z"];
+
+/// Small matrices that say what a recurrent state keeps: an error of theirs lasts.
+const STEERING: [&str; 3] = ["b_proj", "f_a_proj", "f_b_proj"];
 
 /// What families call the gate, up and down matrices of an expert.
 const EXPERT_PARTS: [[&str; 3]; 2] = [["gate_proj", "up_proj", "down_proj"], ["w1", "w3", "w2"]];

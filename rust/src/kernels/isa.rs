@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::generic::{self, Lanes, Plain, Rows, Scaled, Softmax};
 use super::int::{self, IntRows};
+use super::recurrent;
 use crate::cpu::Isa;
 use crate::matrix::{Elements, IntTiles};
 
@@ -19,6 +20,7 @@ pub struct Table {
     softmax_weights: unsafe fn(&mut [f32], f32, f32),
     index_scores: unsafe fn(&[f32], &[f32], f32, &[f32], &mut [f32]),
     attend_block: unsafe fn(&[f32], f32, &[f32], &[f32], Range<usize>, &mut Softmax, &mut [f32]),
+    pub recurrent: recurrent::Entries,
 }
 
 #[inline(always)]
@@ -39,7 +41,7 @@ fn matmul(w: &Elements, first: usize, x: Rows<'_>, n_rows: usize, out: &mut [Lan
 macro_rules! level {
     ($name:ident, $int_matmul:path $(, $feature:literal)*) => {
         mod $name {
-            use super::{Elements, Lanes, Range, Rows, Softmax, Table, generic, int};
+            use super::{Elements, Lanes, Range, Rows, Softmax, Table, generic, int, recurrent};
 
             pub const TABLE: Table = Table {
                 matmul,
@@ -52,6 +54,7 @@ macro_rules! level {
                 softmax_weights,
                 index_scores,
                 attend_block,
+                recurrent: recurrent::Entries { delta_rule, conv_silu, decays, sigmoid_mul },
             };
 
             $(#[target_feature(enable = $feature)])*
@@ -105,6 +108,26 @@ macro_rules! level {
                 acc: &mut [f32],
             ) {
                 generic::attend_block(q, scale, keys, values, positions, state, acc);
+            }
+
+            $(#[target_feature(enable = $feature)])*
+            fn delta_rule(x: recurrent::HeadInputs<'_>, state: &mut [Lanes], out: &mut [f32]) {
+                recurrent::delta_rule(x, state, out);
+            }
+
+            $(#[target_feature(enable = $feature)])*
+            fn conv_silu(window: &[f32], taps: &[f32], out: &mut [f32]) {
+                recurrent::conv_silu(window, taps, out);
+            }
+
+            $(#[target_feature(enable = $feature)])*
+            fn decays(x: &mut [f32], bias: &[f32], rate: &[f32]) {
+                recurrent::decays(x, bias, rate);
+            }
+
+            $(#[target_feature(enable = $feature)])*
+            fn sigmoid_mul(gate: &mut [f32], x: &[f32]) {
+                recurrent::sigmoid_mul(gate, x);
             }
         }
     };

@@ -170,3 +170,51 @@ pub fn attend(
     }
     acc.iter().map(|v| v / sum).collect()
 }
+
+/// One token of the gated delta rule: S = decay S; u = beta (v - S^T k); S += k u^T; S^T q.
+/// `state`: one row for each component of the key.
+pub fn delta_rule(
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    decay: &[f32],
+    beta: f32,
+    state: &mut [Vec<f32>],
+) -> Vec<f32> {
+    for (row, decay) in state.iter_mut().zip(decay) {
+        for s in row {
+            *s *= decay;
+        }
+    }
+    let column = |state: &[Vec<f32>], x: &[f32], j: usize| {
+        state.iter().zip(x).fold(0.0f32, |acc, (row, &x)| row[j].mul_add(x, acc))
+    };
+    (0..v.len())
+        .map(|j| {
+            let u = (v[j] - column(state, k, j)) * beta;
+            for (row, k) in state.iter_mut().zip(k) {
+                row[j] = k.mul_add(u, row[j]);
+            }
+            column(state, q, j)
+        })
+        .collect()
+}
+
+/// Convolution of each channel over its last inputs, the oldest first, and silu.
+pub fn conv_silu(window: &[Vec<f32>], taps: &[Vec<f32>]) -> Vec<f32> {
+    let chain = |c: usize| {
+        window.iter().zip(taps).fold(0.0f32, |acc, (input, tap)| tap[c].mul_add(input[c], acc))
+    };
+    (0..window[0].len()).map(|c| math::silu(chain(c))).collect()
+}
+
+/// `e^(rate softplus(x + bias))`.
+pub fn decays(x: &[f32], bias: &[f32], rate: &[f32]) -> Vec<f32> {
+    let decay = |i: usize| math::exp(rate[i] * math::softplus(x[i] + bias[i]));
+    (0..x.len()).map(decay).collect()
+}
+
+/// `sigmoid(gate) * x`.
+pub fn sigmoid_mul(gate: &[f32], x: &[f32]) -> Vec<f32> {
+    gate.iter().zip(x).map(|(&g, &x)| math::sigmoid(g) * x).collect()
+}

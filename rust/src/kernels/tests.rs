@@ -369,3 +369,108 @@ fn the_largest_come_first_and_ties_go_to_the_lower_index() {
     assert_eq!(top_k(&[5.0, 5.0, 5.0], 2), [0, 1]);
     assert_eq!(top_k(&[0.0, -0.5], 5), [0, 1]);
 }
+
+#[test]
+fn the_delta_rule_equals_scalar_bit_for_bit_in_any_parts() {
+    every_isa(|kernels| {
+        let mut random = Random(8);
+        for (k_dim, v_dim) in [(1, 1), (16, 16), (8, 20), (24, 64), (32, 130)] {
+            let n = 11;
+            let (q, k) = (random.floats(n * k_dim), random.floats(n * k_dim));
+            let v = random.floats(n * v_dim);
+            let decay: Vec<f32> =
+                (0..n * k_dim).map(|_| random.next() as f32 / 2f32.powi(31)).collect();
+            let beta: Vec<f32> = (0..n).map(|_| random.next() as f32 / 2f32.powi(31)).collect();
+            let mut state = vec![vec![0.0; v_dim]; k_dim];
+            let rows = |x: &[f32], t: usize| x[t * k_dim..(t + 1) * k_dim].to_vec();
+            let expected: Vec<f32> = (0..n)
+                .flat_map(|t| {
+                    let (q, k, decay) = (rows(&q, t), rows(&k, t), rows(&decay, t));
+                    let v = &v[t * v_dim..(t + 1) * v_dim];
+                    scalar::delta_rule(&q, &k, v, &decay, beta[t], &mut state)
+                })
+                .collect();
+            for part in [1, 4, n] {
+                let mut tiles = vec![0.0; v_dim.next_multiple_of(TILE) * k_dim];
+                let mut out = vec![0.0; n * v_dim];
+                for first in (0..n).step_by(part) {
+                    let end = n.min(first + part);
+                    let keys = first * k_dim..end * k_dim;
+                    let values = first * v_dim..end * v_dim;
+                    let inputs = HeadInputs {
+                        q: &q[keys.clone()],
+                        k: &k[keys.clone()],
+                        v: &v[values.clone()],
+                        decay: &decay[keys],
+                        beta: &beta[first..end],
+                    };
+                    kernels.delta_rule(inputs, &mut tiles, &mut out[values]);
+                }
+                assert_same_bits(&out, &expected, &format!("{k_dim}x{v_dim} by {part}"));
+                for (i, row) in state.iter().enumerate() {
+                    let column = |j: usize| tiles[(j / TILE * k_dim + i) * TILE + j % TILE];
+                    let ours: Vec<f32> = (0..v_dim).map(column).collect();
+                    assert_same_bits(&ours, row, "state");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn the_delta_rule_is_what_its_matrices_say() {
+    let (k_dim, v_dim, n) = (6, 5, 9);
+    let mut random = Random(9);
+    let mut state = vec![vec![0.0f32; v_dim]; k_dim];
+    let mut exact = vec![vec![0.0f64; v_dim]; k_dim];
+    for _ in 0..n {
+        let unit = |x: Vec<f32>| {
+            let norm = x.iter().map(|x| x * x).sum::<f32>().sqrt();
+            x.iter().map(|x| x / norm).collect::<Vec<f32>>()
+        };
+        let (q, k) = (unit(random.floats(k_dim)), unit(random.floats(k_dim)));
+        let (v, beta) = (random.floats(v_dim), 0.7f32);
+        let decay: Vec<f32> = (0..k_dim).map(|i| 0.5 + 0.05 * i as f32).collect();
+        let ours = scalar::delta_rule(&q, &k, &v, &decay, beta, &mut state);
+        // S = (I - beta k k^T) diag(decay) S + beta k v^T
+        let decayed: Vec<Vec<f64>> = (0..k_dim)
+            .map(|i| exact[i].iter().map(|s| s * f64::from(decay[i])).collect())
+            .collect();
+        for i in 0..k_dim {
+            for j in 0..v_dim {
+                let taken: f64 = (0..k_dim).map(|m| f64::from(k[m]) * decayed[m][j]).sum();
+                exact[i][j] =
+                    decayed[i][j] + f64::from(beta) * f64::from(k[i]) * (f64::from(v[j]) - taken);
+            }
+        }
+        for (j, ours) in ours.iter().enumerate() {
+            let expected: f64 = (0..k_dim).map(|i| f64::from(q[i]) * exact[i][j]).sum();
+            assert!((f64::from(*ours) - expected).abs() < 1e-4, "{ours} {expected}");
+        }
+    }
+}
+
+#[test]
+fn what_stands_around_the_delta_rule_equals_scalar_bit_for_bit() {
+    every_isa(|kernels| {
+        let mut random = Random(10);
+        for n in [1, 7, 16, 33, 100] {
+            for taps in [1, 2, 4] {
+                let inputs: Vec<Vec<f32>> = (0..taps).map(|_| random.floats(n)).collect();
+                let weights: Vec<Vec<f32>> = (0..taps).map(|_| random.floats(n)).collect();
+                let mut out = vec![9.0; n];
+                kernels.conv_silu(&inputs.concat(), &weights.concat(), &mut out);
+                assert_same_bits(&out, &scalar::conv_silu(&inputs, &weights), "conv_silu");
+            }
+            let (x, bias) = (random.floats(n), random.floats(n));
+            let rate: Vec<f32> = random.floats(n).iter().map(|x| -x.abs()).collect();
+            let mut decays = x.clone();
+            kernels.decays(&mut decays, &bias, &rate);
+            assert_same_bits(&decays, &scalar::decays(&x, &bias, &rate), "decays");
+            assert!(decays.iter().all(|d| (0.0..=1.0).contains(d)));
+            let mut gate = x.clone();
+            kernels.sigmoid_mul(&mut gate, &bias);
+            assert_same_bits(&gate, &scalar::sigmoid_mul(&x, &bias), "sigmoid_mul");
+        }
+    });
+}

@@ -12,6 +12,8 @@ mod glm_moe_dsa;
 mod gpt_oss;
 mod gqa_config;
 mod gqa_decoder;
+mod kimi_linear;
+mod linear_config;
 mod llama;
 mod minimax_m2;
 mod mixtral;
@@ -19,7 +21,10 @@ mod mla_config;
 mod olmoe;
 mod qwen2_moe;
 mod qwen3;
+mod qwen3_5_moe;
 mod qwen3_moe;
+mod qwen3_next;
+mod qwen_hybrid;
 
 use super::{Loader, Model};
 use crate::error::{Error, Result};
@@ -43,13 +48,16 @@ pub const FAMILIES: &[Family] = &[
     glm_moe_dsa::FAMILY,
     gpt_oss::FAMILY,
     deepseek_v3::KIMI_K2,
+    kimi_linear::FAMILY,
     llama::FAMILY,
     minimax_m2::FAMILY,
     mixtral::FAMILY,
     olmoe::FAMILY,
     qwen2_moe::FAMILY,
     qwen3::FAMILY,
+    qwen3_5_moe::FAMILY,
     qwen3_moe::FAMILY,
+    qwen3_next::FAMILY,
 ];
 
 /// The family called `model_type`.

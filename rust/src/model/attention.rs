@@ -3,7 +3,7 @@
 use super::{Row, Step};
 use crate::error::Result;
 use crate::kernels::{KV_BLOCK, Kernels, Softmax, add_bias};
-use crate::kv::KvLayout;
+use crate::kv::{KvLayout, LayerLayout};
 use crate::matrix::Matrix;
 use crate::threads::Team;
 
@@ -33,18 +33,21 @@ pub enum Attention {
     Gqa(super::gqa::Gqa),
     /// Multi-head latent attention.
     Mla(super::mla::Mla),
+    /// Recurrent attention.
+    Linear(super::linear_attention::LinearAttention),
 }
 
 impl Attention {
-    /// What the layer keeps for each position.
-    pub fn kv_layout(&self) -> KvLayout {
+    /// What the layer keeps of a conversation.
+    pub fn layout(&self) -> LayerLayout {
         match self {
-            Self::Gqa(gqa) => gqa.kv_layout(),
-            Self::Mla(mla) => mla.kv_layout(),
+            Self::Gqa(gqa) => LayerLayout::Positions(gqa.kv_layout()),
+            Self::Mla(mla) => LayerLayout::Positions(mla.kv_layout()),
+            Self::Linear(linear) => LayerLayout::State(linear.state_layout()),
         }
     }
 
-    /// Adds the rows' keys and values to their slots and attends: `[rows][hidden]` in and out.
+    /// Adds what the rows leave behind to their slots and attends: `[rows][hidden]` in and out.
     ///
     /// # Errors
     /// [`crate::Error::NonFinite`] where positions are chosen by scores that are not finite.
@@ -52,6 +55,7 @@ impl Attention {
         match self {
             Self::Gqa(gqa) => Ok(gqa.forward(layer, x, step)),
             Self::Mla(mla) => mla.forward(layer, x, step),
+            Self::Linear(linear) => Ok(linear.forward(layer, x, step)),
         }
     }
 }

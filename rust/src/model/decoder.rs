@@ -4,7 +4,7 @@ use super::attention::Attention;
 use super::ffn::Ffn;
 use super::{Step, check_finite};
 use crate::error::{Error, Result};
-use crate::kv::KvLayout;
+use crate::kv::LayerLayout;
 use crate::matrix::Matrix;
 use crate::telemetry::timed;
 
@@ -53,9 +53,9 @@ impl Decoder {
         self.embed.n_out
     }
 
-    /// What each layer keeps for each position.
-    pub fn kv_layouts(&self) -> Vec<KvLayout> {
-        self.layers.iter().map(|layer| layer.attention.kv_layout()).collect()
+    /// What each layer keeps of a conversation.
+    pub fn layouts(&self) -> Vec<LayerLayout> {
+        self.layers.iter().map(|layer| layer.attention.layout()).collect()
     }
 
     /// Runs the step's rows through the model and returns logits `[wanted rows][vocab]`.

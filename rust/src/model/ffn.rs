@@ -45,7 +45,7 @@ impl SwiGlu {
 }
 
 /// The first and the second half of each of `rows` of `width` elements.
-fn halves(rows: &[f32], width: usize) -> (Vec<f32>, Vec<f32>) {
+pub(super) fn halves(rows: &[f32], width: usize) -> (Vec<f32>, Vec<f32>) {
     let (mut first, mut second) = (Vec::new(), Vec::new());
     for row in rows.chunks_exact(width) {
         let (a, b) = row.split_at(width / 2);

@@ -2,6 +2,7 @@
 
 use super::Step;
 use super::attention::{Heads, Linear, attend};
+use super::ffn::halves;
 use super::rope::Rope;
 use crate::kv::KvLayout;
 use crate::telemetry::timed;
@@ -14,7 +15,7 @@ pub struct Gqa {
     pub n_kv_heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
-    /// `[n_heads * head_dim, hidden]`
+    /// `[n_heads * head_dim, hidden]`, twice as many rows if `gated`.
     pub q_proj: Linear,
     /// `[n_kv_heads * head_dim, hidden]`
     pub k_proj: Linear,
@@ -26,6 +27,9 @@ pub struct Gqa {
     pub qk_norm: Option<QkNorm>,
     /// Components of a head that are rotated, from its first.
     pub rotary_dim: usize,
+    /// Whether `q_proj` has, behind each head's query, as many rows of a gate: its sigmoid is a factor
+    /// on what the head gives.
+    pub gated: bool,
     /// Rotation tables.
     pub rope: std::sync::Arc<Rope>,
     /// Positions a row sees, its own included; none for all.
@@ -57,7 +61,7 @@ impl Gqa {
         let mut elapsed = std::time::Duration::ZERO;
         let y = timed(&mut elapsed, || {
             let (kernels, team) = (step.kernels, step.team);
-            let mut q = self.q_proj.forward(kernels, team, x);
+            let (mut q, gate) = self.split_gate(self.q_proj.forward(kernels, team, x));
             let mut k = self.k_proj.forward(kernels, team, x);
             let v = self.v_proj.forward(kernels, team, x);
             if let Some(norm) = &self.qk_norm {
@@ -81,11 +85,24 @@ impl Gqa {
                 window: self.window,
                 sinks: self.sinks.as_deref(),
             };
-            let out = attend(step, step.rows, &heads, &q);
+            let mut out = attend(step, step.rows, &heads, &q);
+            if let Some(mut gate) = gate {
+                kernels.sigmoid_mul(&mut gate, &out);
+                out = gate;
+            }
             self.o_proj.forward(kernels, team, &out)
         });
         step.phases.attention += elapsed;
         y
+    }
+
+    /// Queries and, if there are any, gates, both `[rows][n_heads * head_dim]`.
+    fn split_gate(&self, q: Vec<f32>) -> (Vec<f32>, Option<Vec<f32>>) {
+        if !self.gated {
+            return (q, None);
+        }
+        let (q, gate) = halves(&q, 2 * self.head_dim);
+        (q, Some(gate))
     }
 
     fn rotate(&self, position: usize, heads: &mut [f32]) {

@@ -13,7 +13,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::experts::{Activation, Biases, ExpertSource};
 use crate::matrix::Matrix;
-use crate::store::{Catalog, FusedRows, MatrixSource, Tensor, VectorSource};
+use crate::store::{Catalog, FusedRows, MatrixSource, StackedRows, Tensor, VectorSource};
 
 /// Largest dimension accepted from a configuration.
 pub const MAX_DIM: usize = 1 << 20;
@@ -46,6 +46,12 @@ pub struct Loader<'a> {
     pub catalog: &'a Arc<Catalog>,
     /// Positions that rotation tables are needed for, at most.
     pub max_ctx: usize,
+    /// What the names of the decoder's tensors begin with.
+    pub prefix: &'static str,
+    /// Added to the weights of norms: 1 where files hold their difference from one.
+    pub norm_offset: f32,
+    /// What the family wants said of the model, one line each.
+    pub notices: Vec<String>,
     progress: &'a mut dyn FnMut(u64, u64),
     /// Whether to stop at the first tensor.
     config_only: bool,
@@ -82,6 +88,9 @@ impl<'a> Loader<'a> {
             config,
             catalog,
             max_ctx,
+            prefix: "model",
+            norm_offset: 0.0,
+            notices: Vec::new(),
             progress,
             config_only: false,
             done_bytes: 0,
@@ -132,9 +141,25 @@ impl<'a> Loader<'a> {
         self.finite(name, &[n])
     }
 
+    /// The weights of the norm `name` (without `.weight`).
+    pub fn norm(&mut self, name: &str, n: usize) -> Result<Vec<f32>> {
+        let weights = self.vector(&format!("{name}.weight"), n)?;
+        Ok(weights.into_iter().map(|w| w + self.norm_offset).collect())
+    }
+
+    /// The convolution `name` (without `.weight`) of each channel by itself, `[channels, 1, taps]`, as
+    /// `[taps][channels]`.
+    pub fn conv(&mut self, name: &str, channels: usize, taps: usize) -> Result<Vec<f32>> {
+        let weights = self.finite(&format!("{name}.weight"), &[channels, 1, taps])?;
+        let tap = |j: usize| weights.iter().skip(j).step_by(taps);
+        Ok((0..taps).flat_map(tap).copied().collect())
+    }
+
+    /// The elements of the tensor `name`, widened to f32.
+    ///
     /// Parameters that steer choices or scale whole rows must be numbers: a NaN in a router's bias,
     /// say, would change the choice of experts without a trace.
-    fn finite(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+    pub fn finite(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         self.before_tensor()?;
         let values = self.catalog.read_f32(name, shape)?;
         self.used.insert(name.to_owned());
@@ -248,6 +273,34 @@ impl<'a> Loader<'a> {
             .collect()
     }
 
+    /// As [`Loader::experts`] of those that share `prefix.gate_up_proj` `[n, 2 * width, hidden]`, the
+    /// rows of gate first, and `prefix.down_proj` `[n, hidden, width]`.
+    pub fn stacked_experts(
+        &mut self,
+        prefix: &str,
+        n: usize,
+        width: usize,
+        hidden: usize,
+    ) -> Result<Vec<ExpertSource>> {
+        self.before_tensor()?;
+        let [gate_up, down] = ["gate_up_proj", "down_proj"].map(|part| format!("{prefix}.{part}"));
+        self.used.extend([gate_up.clone(), down.clone()]);
+        let find = |name: &str, rows, n_out, n_in| {
+            MatrixSource::of_rows(self.catalog, name, rows, n_out, n_in)
+        };
+        let source = |expert: usize| {
+            let rows = |parts, part| StackedRows { n_experts: n, expert, parts, part };
+            Ok(ExpertSource {
+                gate: find(&gate_up, rows(2, 0), width, hidden)?,
+                up: find(&gate_up, rows(2, 1), width, hidden)?,
+                down: find(&down, rows(1, 0), hidden, width)?,
+                biases: None,
+                activation: Activation::SwiGlu,
+            })
+        };
+        (0..n).map(source).collect()
+    }
+
     /// Where the `n` experts of one layer lie that share `prefix.gate_up_proj` (gate and up by
     /// turns), `prefix.down_proj` and their biases, as floats or in MXFP4.
     pub fn fused_experts(
@@ -300,10 +353,10 @@ impl<'a> Loader<'a> {
         ffn: Ffn,
     ) -> Result<Layer> {
         Ok(Layer {
-            input_norm: self.vector(&format!("{prefix}.input_layernorm.weight"), hidden)?,
+            input_norm: self.norm(&format!("{prefix}.input_layernorm"), hidden)?,
             attention,
             attention_out_norm: None,
-            post_norm: self.vector(&format!("{prefix}.post_attention_layernorm.weight"), hidden)?,
+            post_norm: self.norm(&format!("{prefix}.post_attention_layernorm"), hidden)?,
             ffn,
             ffn_out_norm: None,
         })
@@ -314,7 +367,7 @@ impl<'a> Loader<'a> {
         let config = self.config;
         let hidden = config.count("hidden_size", MAX_DIM)?;
         let vocab = config.count("vocab_size", MAX_DIM * 16)?;
-        let embed = self.matrix("model.embed_tokens", vocab, hidden)?;
+        let embed = self.matrix(&format!("{}.embed_tokens", self.prefix), vocab, hidden)?;
         let head = if config.flag_or("tie_word_embeddings", false)? {
             None
         } else {
@@ -326,7 +379,8 @@ impl<'a> Loader<'a> {
                 config.refuse(format!("eos_token_id {id} is outside the vocabulary of {vocab}"))
             );
         }
-        let norm = self.vector("model.norm.weight", hidden)?;
+        let norm = self.norm(&format!("{}.norm", self.prefix), hidden)?;
+        let unused = self.unused();
         Ok(Model {
             decoder: Decoder {
                 embed,
@@ -339,9 +393,9 @@ impl<'a> Loader<'a> {
             n_experts: parts.n_experts,
             top_k: parts.top_k,
             sparse_layers: parts.sparse_layers,
-            max_positions: config.count("max_position_embeddings", MAX_POSITIONS)?,
+            max_positions: config.max_positions(MAX_POSITIONS)?,
             eos_ids,
-            notices: self.unused().into_iter().collect(),
+            notices: self.notices.drain(..).chain(unused).collect(),
             catalog: Arc::clone(self.catalog),
         })
     }

@@ -27,7 +27,7 @@ pub struct Mla {
     pub kv_rank: usize,
     /// Elements of a head's query that meet the latent.
     pub nope_dim: usize,
-    /// Elements of a head's query that are rotated; they come last.
+    /// Elements of a head's query that meet a key of their own and are rotated; they come last.
     pub rope_dim: usize,
     /// Elements of a head's value.
     pub v_dim: usize,
@@ -43,8 +43,8 @@ pub struct Mla {
     pub absorb_v: Vec<Matrix>,
     /// `[hidden, n_heads * v_dim]`
     pub o_proj: Linear,
-    /// Rotation tables.
-    pub rope: std::sync::Arc<Rope>,
+    /// Rotation tables; none where nothing is rotated.
+    pub rope: Option<std::sync::Arc<Rope>>,
     /// Factor on the scores.
     pub scale: f32,
     /// Which positions are attended to.
@@ -108,7 +108,7 @@ impl Mla {
             for (r, row) in step.rows.iter().enumerate() {
                 let width = self.n_heads * head_dim;
                 for head in q[r * width..(r + 1) * width].chunks_exact_mut(head_dim) {
-                    self.rope.apply(row.position, &mut head[self.nope_dim..]);
+                    self.rotate(row.position, &mut head[self.nope_dim..]);
                 }
             }
             let absorbed = timed(&mut absorbing, || self.absorb_queries(&q, step));
@@ -129,6 +129,12 @@ impl Mla {
         y
     }
 
+    fn rotate(&self, position: usize, x: &mut [f32]) {
+        if let Some(rope) = &self.rope {
+            rope.apply(position, x);
+        }
+    }
+
     fn write_keys(&self, layer: usize, x: &[f32], step: &mut Step) {
         let mut kv = self.kv_a_proj.forward(step.kernels, step.team, x);
         let width = self.kv_rank + self.rope_dim;
@@ -136,7 +142,7 @@ impl Mla {
             let latent = &key[..self.kv_rank];
             let latent = step.kernels.rms_norm(step.team, latent, &self.kv_a_norm, LATENT_EPS);
             key[..self.kv_rank].copy_from_slice(&latent);
-            self.rope.apply(row.position, &mut key[self.kv_rank..]);
+            self.rotate(row.position, &mut key[self.kv_rank..]);
             step.slots[row.slot].layer_mut(layer).write(row.position, key, &latent);
         }
     }

@@ -30,7 +30,7 @@ pub fn summary(dir: &Path) -> Result<Value> {
         part.add(&catalog, name, tensor)?;
     }
     let n_experts = config.n_experts(usize::MAX >> 1)?.unwrap_or(0);
-    let top_k = config.opt_count("num_experts_per_tok", usize::MAX >> 1)?.unwrap_or(0);
+    let top_k = config.n_chosen(usize::MAX >> 1)?.unwrap_or(0);
     let active = dense.parameters
         + if n_experts > 0 { experts.parameters * top_k as u64 / n_experts as u64 } else { 0 };
     let is_told = !dense.untold && !experts.untold;
@@ -44,7 +44,7 @@ pub fn summary(dir: &Path) -> Result<Value> {
         "experts_per_token": top_k,
         "hidden": config.opt_count("hidden_size", usize::MAX >> 1)?,
         "vocabulary": config.opt_count("vocab_size", usize::MAX >> 1)?,
-        "context": config.opt_count("max_position_embeddings", usize::MAX >> 1)?,
+        "context": config.opt_max_positions(usize::MAX >> 1)?,
         "parameters": is_told.then_some(dense.parameters + experts.parameters),
         "parameters_active": is_told.then_some(active),
         "shards": catalog.n_shards(),

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::matrix::{Bits, Matrix, TILE};
 use fp8::Fp8;
 use fused::Columns;
-pub use fused::VectorSource;
+pub use fused::{StackedRows, VectorSource};
 use mxfp4::Mxfp4;
 
 /// Groups that the C engine tries, in this order, where there are more scales than rows.

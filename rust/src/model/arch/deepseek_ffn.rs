@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::experts::ExpertSource;
 use crate::model::Loader;
 use crate::model::ffn::{Ffn, Moe, Shared};
-use crate::model::loader::{MAX_DIM, MAX_EXPERTS, MAX_LAYERS, PROJECTIONS};
+use crate::model::loader::{MAX_DIM, MAX_EXPERTS, MAX_LAYERS, PROJECTIONS, PartNames};
 use crate::model::router::{Groups, Router, SigmoidRouter, SoftmaxRouter};
 
 /// How experts are scored.
@@ -18,8 +18,41 @@ pub enum Scoring {
     Softmax,
 }
 
+/// What a family calls things.
+pub struct Names {
+    /// Key of the number of experts.
+    pub experts: &'static str,
+    /// Key of how many of them a row takes.
+    pub top_k: &'static str,
+    /// Key of the number of shared ones.
+    pub shared: &'static str,
+    /// Key of the number of groups.
+    pub groups: &'static str,
+    /// Key of whether weights are scaled to a sum of one.
+    pub normalise: &'static str,
+    /// Key of how experts are scored.
+    pub scoring: &'static str,
+    /// A layer's sparse block.
+    pub block: &'static str,
+    /// The matrices of a routed expert.
+    pub parts: &'static PartNames,
+}
+
+/// `DeepSeek`'s.
+pub const DEEPSEEK: Names = Names {
+    experts: "n_routed_experts",
+    top_k: "num_experts_per_tok",
+    shared: "n_shared_experts",
+    groups: "n_group",
+    normalise: "norm_topk_prob",
+    scoring: "scoring_func",
+    block: "mlp",
+    parts: &PROJECTIONS,
+};
+
 /// Geometry of the feed-forward blocks.
 pub struct FfnConfig {
+    names: &'static Names,
     /// Decoder blocks.
     pub n_layers: usize,
     /// Elements of a row.
@@ -43,19 +76,29 @@ impl FfnConfig {
     /// Reads and checks the configuration; the first `first_dense` layers are dense where it does
     /// not say.
     pub fn read(config: &Config, scoring: Scoring, first_dense: usize) -> Result<Self> {
+        Self::read_named(config, &DEEPSEEK, scoring, first_dense)
+    }
+
+    /// The same by other names.
+    pub fn read_named(
+        config: &Config,
+        names: &'static Names,
+        scoring: Scoring,
+        first_dense: usize,
+    ) -> Result<Self> {
         config.only("hidden_act", "silu")?;
         config.without("mlp_bias")?;
         let n_layers = config.count("num_hidden_layers", MAX_LAYERS)?;
-        let n_experts = config.count("n_routed_experts", MAX_EXPERTS)?;
-        let top_k = config.count("num_experts_per_tok", n_experts)?;
+        let n_experts = config.count(names.experts, MAX_EXPERTS)?;
+        let top_k = config.count(names.top_k, n_experts)?;
         let grouped = match scoring {
             Scoring::Sigmoid => {
-                config.only("scoring_func", "sigmoid")?;
+                config.only(names.scoring, "sigmoid")?;
                 config.only("topk_method", "noaux_tc")?;
                 true
             }
             Scoring::Softmax => {
-                config.only("scoring_func", "softmax")?;
+                config.only(names.scoring, "softmax")?;
                 let greedy = config.get("topk_method").is_none_or(|method| method == "greedy");
                 if !greedy {
                     config.only("topk_method", "group_limited_greedy")?;
@@ -63,19 +106,24 @@ impl FfnConfig {
                 !greedy
             }
         };
-        let groups = if grouped { read_groups(config, scoring, n_experts, top_k)? } else { None };
+        let groups = if grouped {
+            read_groups(config, names.groups, scoring, n_experts, top_k)?
+        } else {
+            None
+        };
         Ok(Self {
+            names,
             n_layers,
             hidden: config.count("hidden_size", MAX_DIM)?,
             dense_width: config.count("intermediate_size", MAX_DIM)?,
             expert_width: config.count("moe_intermediate_size", MAX_DIM)?,
             n_experts,
-            n_shared: config.count_or("n_shared_experts", 0, 1024)?,
+            n_shared: config.count_or(names.shared, 0, 1024)?,
             top_k,
             sparse: sparse_layers(config, n_layers, first_dense)?,
             scoring,
             groups,
-            normalise: config.flag_or("norm_topk_prob", scoring == Scoring::Sigmoid)?,
+            normalise: config.flag_or(names.normalise, scoring == Scoring::Sigmoid)?,
             scale: config.number_or("routed_scaling_factor", Some(1.0))? as f32,
         })
     }
@@ -92,14 +140,16 @@ impl FfnConfig {
         layer: usize,
         experts: &mut Vec<ExpertSource>,
     ) -> Result<Ffn> {
-        let mlp = format!("model.layers.{layer}.mlp");
+        let prefix = format!("model.layers.{layer}");
         if !self.sparse[layer] {
+            let mlp = format!("{prefix}.mlp");
             return Ok(Ffn::Dense(loader.swiglu(&mlp, self.dense_width, self.hidden)?));
         }
+        let mlp = format!("{prefix}.{}", self.names.block);
         let map_row = experts.len() / self.n_experts;
         experts.extend(loader.experts(
             &format!("{mlp}.experts"),
-            &PROJECTIONS,
+            self.names.parts,
             self.n_experts,
             self.expert_width,
             self.hidden,
@@ -143,11 +193,12 @@ impl FfnConfig {
 /// The groups that experts are divided in; none for a single one.
 fn read_groups(
     config: &Config,
+    key: &str,
     scoring: Scoring,
     n_experts: usize,
     top_k: usize,
 ) -> Result<Option<Groups>> {
-    let n = config.opt_count("n_group", n_experts)?.unwrap_or(1);
+    let n = config.opt_count(key, n_experts)?.unwrap_or(1);
     let chosen = config.opt_count("topk_group", n)?.unwrap_or(1);
     if n == 1 {
         return Ok(None);

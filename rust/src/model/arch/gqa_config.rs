@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::config::RopeConfig;
 use crate::error::{Error, Result};
 use crate::model::Loader;
 use crate::model::gqa::{Gqa, QkNorm};
@@ -21,6 +22,10 @@ pub struct Form {
     pub rotary: Rotary,
     /// Which components of it form a pair.
     pub pairing: Pairing,
+    /// Whether queries come with gates.
+    pub gated: bool,
+    /// The rotary embedding where `Config::rope` does not tell it.
+    pub rope: Option<RopeConfig>,
 }
 
 /// How much of each head is rotated, from its first component on.
@@ -70,7 +75,10 @@ impl GqaConfig {
                 return Err(config.refuse(format!("hidden_size {hidden} for {n_heads} heads")));
             }
         };
-        let rope = config.rope()?;
+        let rope = match &form.rope {
+            Some(rope) => rope.clone(),
+            None => config.rope()?,
+        };
         let share = |share: f64| (head_dim as f64 * share) as usize;
         let unsupported =
             |what: String| Err(Error::Unsupported { what, hint: "check config.json".into() });
@@ -119,24 +127,26 @@ impl GqaConfig {
                     NormOver::Row => (q_width, kv_width),
                 };
                 Some(QkNorm {
-                    q: loader.vector(&format!("{prefix}.q_norm.weight"), q)?,
-                    k: loader.vector(&format!("{prefix}.k_norm.weight"), k)?,
+                    q: loader.norm(&format!("{prefix}.q_norm"), q)?,
+                    k: loader.norm(&format!("{prefix}.k_norm"), k)?,
                     eps: self.eps,
                 })
             }
         };
-        let Form { qkv_bias, o_bias, .. } = self.form;
+        let Form { qkv_bias, o_bias, gated, .. } = self.form;
         let hidden = self.hidden;
+        let q_rows = if gated { 2 * q_width } else { q_width };
         Ok(Gqa {
             n_heads: self.n_heads,
             n_kv_heads: self.n_kv_heads,
             head_dim: self.head_dim,
-            q_proj: loader.linear(&format!("{prefix}.q_proj"), q_width, hidden, qkv_bias)?,
+            q_proj: loader.linear(&format!("{prefix}.q_proj"), q_rows, hidden, qkv_bias)?,
             k_proj: loader.linear(&format!("{prefix}.k_proj"), kv_width, hidden, qkv_bias)?,
             v_proj: loader.linear(&format!("{prefix}.v_proj"), kv_width, hidden, qkv_bias)?,
             o_proj: loader.linear(&format!("{prefix}.o_proj"), hidden, q_width, o_bias)?,
             qk_norm,
             rotary_dim: self.rotary_dim,
+            gated,
             rope: Arc::clone(&self.rope),
             window: None,
             sinks: None,

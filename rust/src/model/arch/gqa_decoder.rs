@@ -1,5 +1,5 @@
 //! Decoders of grouped-query attention, dense or with routed experts: Llama, Qwen, `OLMoE`, Mixtral,
-//! `MiniMax`.
+//! `MiniMax`; also with attention of other kinds in some layers.
 
 use super::gqa_config::GqaConfig;
 use crate::config::Config;
@@ -62,8 +62,23 @@ pub fn qwen_sparse_layers(config: &Config) -> Result<Vec<bool>> {
 
 /// Loads the whole model; without `moe` all layers are dense.
 pub fn load(loader: &mut Loader, attention: &GqaConfig, moe: Option<&Experts>) -> Result<Model> {
+    loader.config.full_attention(loader.max_ctx)?;
+    let attend = |loader: &mut Loader, layer: &str, _| {
+        Ok(Attention::Gqa(attention.load(loader, &format!("{layer}.self_attn"))?))
+    };
+    load_with(loader, &attend, moe)
+}
+
+/// Loads the attention of a layer, of which the name and the number are given.
+pub type LoadAttention<'a> = dyn Fn(&mut Loader, &str, usize) -> Result<Attention> + 'a;
+
+/// As [`load`] with any attention.
+pub fn load_with(
+    loader: &mut Loader,
+    attention: &LoadAttention,
+    moe: Option<&Experts>,
+) -> Result<Model> {
     let config = loader.config;
-    config.full_attention(loader.max_ctx)?;
     config.only("hidden_act", "silu")?;
     config.only(
         "scoring_func",
@@ -74,14 +89,18 @@ pub fn load(loader: &mut Loader, attention: &GqaConfig, moe: Option<&Experts>) -
     )?;
     let n_layers = config.count("num_hidden_layers", MAX_LAYERS)?;
     let hidden = config.count("hidden_size", MAX_DIM)?;
-    let dense_width = config.count("intermediate_size", MAX_DIM)?;
+    let is_sparse = |layer: usize| moe.is_some_and(|moe| moe.sparse[layer]);
+    let dense_width = if (0..n_layers).all(is_sparse) {
+        0
+    } else {
+        config.count("intermediate_size", MAX_DIM)?
+    };
     let mut experts = Vec::new();
     let mut sparse_layers = Vec::new();
     let mut layers = Vec::new();
     for i in 0..n_layers {
-        let prefix = format!("model.layers.{i}");
-        let attention = attention.load(loader, &format!("{prefix}.self_attn"))?;
-        let attention = Attention::Gqa(attention);
+        let prefix = format!("{}.layers.{i}", loader.prefix);
+        let attention = attention(loader, &prefix, i)?;
         let ffn = match moe.filter(|moe| moe.sparse[i]) {
             None => Ffn::Dense(loader.swiglu(&format!("{prefix}.mlp"), dense_width, hidden)?),
             Some(moe) => {
@@ -111,7 +130,11 @@ fn load_sparse(
 ) -> Result<Moe> {
     let map_row = experts.len() / moe.n;
     let prefix = format!("{block}.experts");
-    experts.extend(loader.experts(&prefix, moe.parts, moe.n, moe.width, hidden)?);
+    experts.extend(if loader.catalog.get(&format!("{prefix}.gate_up_proj")).is_some() {
+        loader.stacked_experts(&prefix, moe.n, moe.width, hidden)?
+    } else {
+        loader.experts(&prefix, moe.parts, moe.n, moe.width, hidden)?
+    });
     let shared = match moe.shared_width {
         None => None,
         Some(width) => Some(Shared {

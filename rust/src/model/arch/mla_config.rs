@@ -23,7 +23,7 @@ pub struct MlaConfig {
     rope_dim: usize,
     v: usize,
     bias: bool,
-    rope: Arc<Rope>,
+    rope: Option<Arc<Rope>>,
     scale: f32,
     indexers: Option<DsaConfig>,
 }
@@ -71,7 +71,7 @@ impl MlaConfig {
             rope_dim,
             v: config.count("v_head_dim", MAX_DIM)?,
             bias: config.flag_or("attention_bias", false)?,
-            rope: Arc::new(Rope::new(rope_dim, &rope, loader.max_ctx, pairing)),
+            rope: Some(Arc::new(Rope::new(rope_dim, &rope, loader.max_ctx, pairing))),
             scale: stretched as f32 / ((nope + rope_dim) as f32).sqrt(),
             indexers: None,
         })
@@ -83,8 +83,14 @@ impl MlaConfig {
         Self { indexers: Some(indexers), ..self }
     }
 
+    /// The same without rotation.
+    #[must_use]
+    pub fn without_rope(self) -> Self {
+        Self { rope: None, ..self }
+    }
+
     /// Loads the attention of one layer.
-    fn load(&self, loader: &mut Loader, layer: usize) -> Result<Mla> {
+    pub fn load(&self, loader: &mut Loader, layer: usize) -> Result<Mla> {
         let prefix = format!("model.layers.{layer}.self_attn");
         let &Self { hidden, n_heads, kv_rank, nope, rope_dim, v, bias, .. } = self;
         let q_width = n_heads * (nope + rope_dim);
@@ -122,7 +128,7 @@ impl MlaConfig {
                 .map(|h| kv_b.slice_f32(first(h) + nope, first(h + 1), false))
                 .collect(),
             o_proj: loader.linear(&format!("{prefix}.o_proj"), hidden, n_heads * v, bias)?,
-            rope: Arc::clone(&self.rope),
+            rope: self.rope.clone(),
             scale: self.scale,
             indexing: match &self.indexers {
                 None => Indexing::All,
@@ -134,14 +140,23 @@ impl MlaConfig {
 
 /// Loads a decoder of latent attention and the given feed-forward blocks.
 pub fn load(loader: &mut Loader, attention: &MlaConfig, ffn: &FfnConfig) -> Result<Model> {
+    load_with(loader, &|loader, i| Ok(Attention::Mla(attention.load(loader, i)?)), ffn)
+}
+
+/// The same with any attention, which is loaded by the number of its layer.
+pub fn load_with(
+    loader: &mut Loader,
+    attention: &dyn Fn(&mut Loader, usize) -> Result<Attention>,
+    ffn: &FfnConfig,
+) -> Result<Model> {
     let mut experts = Vec::new();
     let mut layers = Vec::new();
     for i in 0..ffn.n_layers {
         let prefix = format!("model.layers.{i}");
-        let attention = attention.load(loader, i)?;
+        let attention = attention(loader, i)?;
         let hidden = ffn.hidden;
         let ffn = ffn.load(loader, i, &mut experts)?;
-        layers.push(loader.block(&prefix, hidden, Attention::Mla(attention), ffn)?);
+        layers.push(loader.block(&prefix, hidden, attention, ffn)?);
     }
     loader.finish(Assembled {
         layers,

@@ -42,6 +42,51 @@ impl MatrixSource {
     }
 }
 
+/// One of several matrices of an expert that lie one after the other in a tensor of all experts,
+/// `[experts, parts * rows, inputs]`.
+#[derive(Clone, Copy, Debug)]
+pub struct StackedRows {
+    /// Experts that the tensor holds.
+    pub n_experts: usize,
+    /// The one that is meant.
+    pub expert: usize,
+    /// Matrices of it.
+    pub parts: usize,
+    /// The one that is meant.
+    pub part: usize,
+}
+
+impl MatrixSource {
+    /// Finds the matrix `[n_out, n_in]` that is the part `rows` of the tensor `name`.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] for a missing tensor or another shape or type than expected.
+    ///
+    /// # Panics
+    /// If `rows` names an expert or a part that there is not.
+    pub fn of_rows(
+        catalog: &Catalog,
+        name: &str,
+        rows: StackedRows,
+        n_out: usize,
+        n_in: usize,
+    ) -> Result<Self> {
+        check_size(catalog, name, n_out, n_in)?;
+        let StackedRows { n_experts, expert, parts, part } = rows;
+        assert!(expert < n_experts && part < parts, "expert {expert}, part {part}");
+        let tensor = catalog.require(name)?;
+        let shape = [n_experts, parts * n_out, n_in];
+        if tensor.shape != shape {
+            return Err(catalog.wrong_shape(name, tensor, &shape));
+        }
+        let dtype = catalog.float_dtype(name, tensor)?;
+        let (slab, bytes) = (tensor.slab(expert), n_out * n_in * dtype.bytes());
+        let offset = slab.offset + (part * bytes) as u64;
+        let weight = Tensor { shape: vec![n_out, n_in], offset, bytes, ..slab };
+        Ok(Self { n_out, n_in, form: Form::Plain { dtype, weight } })
+    }
+}
+
 impl Columns {
     pub(super) fn read(&self, catalog: &Catalog) -> Result<Vec<u8>> {
         catalog.read(&self.slab)
@@ -116,6 +161,37 @@ impl VectorSource {
 mod tests {
     use super::*;
     use safetensors::tensor::{TensorView, serialize_to_file};
+
+    #[test]
+    fn an_experts_matrices_lie_one_after_the_other() {
+        let dir = tempfile::tempdir().expect("a folder");
+        // [3 experts, 4 rows, 2 inputs]
+        let bytes: Vec<u8> = (0..24u8).flat_map(|i| f32::from(i).to_le_bytes()).collect();
+        let view = TensorView::new(safetensors::Dtype::F32, vec![3, 4, 2], &bytes);
+        serialize_to_file(
+            [("m", view.expect("a tensor"))],
+            None,
+            &dir.path().join("model.safetensors"),
+        )
+        .expect("a file");
+        let catalog = Catalog::open(dir.path()).expect("a catalogue");
+        let find = |n_experts, parts, part, n_out, n_in| {
+            let rows = StackedRows { n_experts, expert: 1, parts, part };
+            MatrixSource::of_rows(&catalog, "m", rows, n_out, n_in)
+        };
+        for (part, first) in [(0, 8.0), (1, 12.0)] {
+            let source = find(3, 2, part, 2, 2).expect("a half");
+            assert_eq!(source.disk_bytes(), 16);
+            let matrix = source.load(&catalog).expect("rows");
+            assert_eq!([matrix.get(0, 0), matrix.get(1, 1)], [first, first + 3.0]);
+            let row = source.load_rows(&catalog, 1..2).expect("a row");
+            assert_eq!(row.get(0, 0), first + 2.0);
+        }
+        for (n_experts, parts, n_out, n_in) in [(2, 2, 2, 2), (3, 3, 2, 2), (3, 2, 1, 4)] {
+            assert!(find(n_experts, parts, 0, n_out, n_in).is_err());
+        }
+        assert!(find(3, 2, 0, usize::MAX / 2, 2).is_err());
+    }
 
     #[test]
     fn an_experts_columns_are_its_output_rows() {
