@@ -4,7 +4,7 @@ use super::router::Router;
 use super::{Step, check_finite};
 use crate::error::Result;
 use crate::experts::Routed;
-use crate::kernels::{Kernels, add_bias, math};
+use crate::kernels::{Kernels, add_bias};
 use crate::matrix::Matrix;
 use crate::threads::Team;
 
@@ -81,10 +81,14 @@ impl Shared {
     /// Adds its output for `x` to `y`, both `[rows][hidden]`.
     fn add(&self, kernels: &Kernels, team: &Team, x: &[f32], y: &mut [f32]) {
         let hidden = self.mlp.down.n_out;
-        let shares = self.gate.as_ref().map(|gate| kernels.matmul(team, gate, x));
+        let shares = self.gate.as_ref().map(|gate| {
+            let mut shares = kernels.matmul(team, gate, x);
+            kernels.sigmoid(&mut shares);
+            shares
+        });
         let out = self.mlp.forward(kernels, team, x);
         for (row, (y, s)) in y.chunks_exact_mut(hidden).zip(out.chunks_exact(hidden)).enumerate() {
-            let share = shares.as_ref().map_or(1.0, |shares| math::sigmoid(shares[row]));
+            let share = shares.as_ref().map_or(1.0, |shares| shares[row]);
             kernels.add_scaled(y, share, s);
         }
     }
@@ -97,7 +101,8 @@ impl Moe {
             add_bias(&mut logits, bias);
         }
         check_finite("router logit", &logits, self.gate.n_out, layer, step.rows)?;
-        Ok(logits.chunks_exact(self.gate.n_out).map(|row| self.router.choose(row)).collect())
+        let rows = logits.chunks_exact(self.gate.n_out);
+        Ok(rows.map(|row| self.router.choose(step.kernels, row)).collect())
     }
 
     fn forward(&self, layer: usize, x: &[f32], step: &mut Step) -> Result<Vec<f32>> {
