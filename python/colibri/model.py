@@ -41,7 +41,7 @@ class Model:
         ctx: most tokens of prompt and answer together.
         threads: worker threads; ``None`` is one for each allowed core.
         progress: called with (stage, done, total) while loading.
-        isa: instruction set of the kernels (scalar, avx2, avx512, vnni,
+        isa: instruction set of the kernels (scalar, avx2, avxvnni, avx512, vnni,
             neon); ``None`` is the best that the CPU has. The results are the same.
         prefill_chunk: most tokens of a prompt that ``generate`` computes in one step; ``None`` is
             the engine's choice. The results are the same.

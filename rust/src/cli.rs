@@ -63,7 +63,7 @@ struct Args {
     /// Worker threads
     #[arg(long, env = "COLIBRI_THREADS", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
-    /// Instruction set: scalar, avx2, avx512, vnni, neon
+    /// Instruction set: scalar, avx2, avxvnni, avx512, vnni, neon
     #[arg(long, env = "COLIBRI_ISA", value_parser = Isa::choose)]
     isa: Option<Isa>,
     /// Most tokens of a prompt computed in one step; answers in flight wait for it [default:

@@ -11,7 +11,9 @@ pub enum Isa {
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
-    /// x86-64 with AVX-512 F, BW, DQ and VL.
+    /// The same with AVX-VNNI.
+    AvxVnni,
+    /// x86-64 with AVX2, FMA, F16C and AVX-512 F, BW, DQ and VL.
     Avx512,
     /// The same with AVX-512 VNNI.
     Vnni,
@@ -35,6 +37,9 @@ impl Isa {
                 && is_x86_feature_detected!("f16c");
             if avx2 {
                 levels.push(Self::Avx2);
+                if is_x86_feature_detected!("avxvnni") {
+                    levels.push(Self::AvxVnni);
+                }
             }
             let avx512 = is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")
@@ -54,11 +59,12 @@ impl Isa {
         levels
     }
 
-    /// The level called `name` (`scalar`, `avx2`, `avx512`, `vnni`, `neon`).
+    /// The level called `name` (`scalar`, `avx2`, `avxvnni`, `avx512`, `vnni`, `neon`).
     pub fn parse(name: &str) -> Option<Self> {
         match name {
             "scalar" => Some(Self::Scalar),
             "avx2" => Some(Self::Avx2),
+            "avxvnni" => Some(Self::AvxVnni),
             "avx512" => Some(Self::Avx512),
             "vnni" => Some(Self::Vnni),
             "neon" => Some(Self::Neon),
@@ -84,6 +90,7 @@ impl Isa {
         match self {
             Self::Scalar => "scalar",
             Self::Avx2 => "avx2",
+            Self::AvxVnni => "avxvnni",
             Self::Avx512 => "avx512",
             Self::Vnni => "vnni",
             Self::Neon => "neon",

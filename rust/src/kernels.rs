@@ -126,6 +126,16 @@ impl Kernels {
         out
     }
 
+    /// `out = layer_norm(x)` of one row: mean 0 and spread 1, times `w`, plus `b`.
+    pub fn layer_norm(&self, x: &[f32], w: &[f32], b: &[f32], eps: f32, out: &mut [f32]) {
+        self.table.layer_norm(x, w, b, eps, out);
+    }
+
+    /// `x = sigmoid(x)`.
+    pub fn sigmoid(&self, x: &mut [f32]) {
+        self.table.sigmoid(x);
+    }
+
     /// `gate = silu(gate) * up`.
     pub fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {
         self.table.silu_mul(gate, up);

@@ -7,6 +7,7 @@ from pathlib import Path
 NEEDED = {
     "scalar": set(),
     "avx2": {"avx2", "fma", "f16c"},
+    "avxvnni": {"avx2", "fma", "f16c", "avx_vnni"},
     "avx512": {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"},
     "vnni": {
         *("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"),

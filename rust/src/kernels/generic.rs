@@ -216,23 +216,50 @@ pub fn tree_sum(mut p: Lanes) -> f32 {
     p[0]
 }
 
-/// `out = x / sqrt(mean(x^2) + eps) * w`; the squares are summed in 16 strided chains.
+/// Sums `x` as 16 strided chains, element i in chain i mod 16, added up pairwise.
 #[inline(always)]
-pub fn rms_norm(x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
+fn strided_sum(x: &[f32], add: impl Fn(f32, f32) -> f32) -> f32 {
     let mut partial = [0.0f32; TILE];
     let chunks = x.chunks_exact(TILE);
     let rest = chunks.remainder();
     for chunk in chunks {
         for l in 0..TILE {
-            partial[l] = chunk[l].mul_add(chunk[l], partial[l]);
+            partial[l] = add(partial[l], chunk[l]);
         }
     }
     for (l, &v) in rest.iter().enumerate() {
-        partial[l] = v.mul_add(v, partial[l]);
+        partial[l] = add(partial[l], v);
     }
-    let inverse = 1.0 / (tree_sum(partial) / x.len() as f32 + eps).sqrt();
+    tree_sum(partial)
+}
+
+/// `out = x / sqrt(mean(x^2) + eps) * w`.
+#[inline(always)]
+pub fn rms_norm(x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
+    let squares = strided_sum(x, |sum, v| v.mul_add(v, sum));
+    let inverse = 1.0 / (squares / x.len() as f32 + eps).sqrt();
     for ((out, &x), &w) in out.iter_mut().zip(x).zip(w) {
         *out = x * inverse * w;
+    }
+}
+
+/// `out = (x - mean) / sqrt(variance + eps) * w + b`; squares are rounded before they are added.
+#[inline(always)]
+pub fn layer_norm(x: &[f32], w: &[f32], b: &[f32], eps: f32, out: &mut [f32]) {
+    let n = x.len() as f32;
+    let mean = strided_sum(x, |sum, v| sum + v) / n;
+    let squares = strided_sum(x, |sum, v| sum + (v - mean) * (v - mean));
+    let inverse = 1.0 / (squares / n + eps).sqrt();
+    for (((out, &x), &w), &b) in out.iter_mut().zip(x).zip(w).zip(b) {
+        *out = (x - mean) * inverse * w + b;
+    }
+}
+
+/// `x = sigmoid(x)`.
+#[inline(always)]
+pub fn sigmoid(x: &mut [f32]) {
+    for v in x {
+        *v = math::sigmoid(*v);
     }
 }
 

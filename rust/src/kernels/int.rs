@@ -23,7 +23,10 @@ mod x86;
 pub use neon::matmul as neon;
 pub use portable::matmul as portable;
 #[cfg(target_arch = "x86_64")]
-pub use x86::{avx2::matmul as avx2, avx512::matmul as avx512, vnni::matmul as vnni};
+pub use x86::{
+    avx2::matmul as avx2, avx512::matmul as avx512, avxvnni::matmul as avxvnni,
+    vnni::matmul as vnni,
+};
 
 /// Inputs of a product, quantised by group; see `Kernels::quantize`.
 #[derive(Clone, Copy, Debug)]

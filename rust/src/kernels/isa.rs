@@ -14,6 +14,8 @@ pub struct Table {
     int_matmul: unsafe fn(&IntTiles, usize, IntRows<'_>, usize, &mut [Lanes]),
     quantize_group: unsafe fn(&[f32], &mut [i8]) -> f32,
     rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
+    layer_norm: unsafe fn(&[f32], &[f32], &[f32], f32, &mut [f32]),
+    sigmoid: unsafe fn(&mut [f32]),
     silu_mul: unsafe fn(&mut [f32], &[f32]),
     add_scaled: unsafe fn(&mut [f32], f32, &[f32]),
     clamped_swiglu: unsafe fn(&mut [f32], &[f32], f32, f32),
@@ -48,6 +50,8 @@ macro_rules! level {
                 int_matmul: $int_matmul,
                 quantize_group,
                 rms_norm,
+                layer_norm,
+                sigmoid,
                 silu_mul,
                 add_scaled,
                 clamped_swiglu,
@@ -70,6 +74,16 @@ macro_rules! level {
             $(#[target_feature(enable = $feature)])*
             fn rms_norm(x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
                 generic::rms_norm(x, w, eps, out);
+            }
+
+            $(#[target_feature(enable = $feature)])*
+            fn layer_norm(x: &[f32], w: &[f32], b: &[f32], eps: f32, out: &mut [f32]) {
+                generic::layer_norm(x, w, b, eps, out);
+            }
+
+            $(#[target_feature(enable = $feature)])*
+            fn sigmoid(x: &mut [f32]) {
+                generic::sigmoid(x);
             }
 
             $(#[target_feature(enable = $feature)])*
@@ -147,6 +161,8 @@ pub fn table(isa: Isa) -> Table {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => avx2::TABLE,
         #[cfg(target_arch = "x86_64")]
+        Isa::AvxVnni => Table { int_matmul: int::avxvnni, ..avx2::TABLE },
+        #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => avx512::TABLE,
         #[cfg(target_arch = "x86_64")]
         Isa::Vnni => Table { int_matmul: int::vnni, ..avx512::TABLE },
@@ -190,6 +206,16 @@ impl Table {
     pub fn rms_norm(&self, x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
         // SAFETY: as above.
         unsafe { (self.rms_norm)(x, w, eps, out) }
+    }
+
+    pub fn layer_norm(&self, x: &[f32], w: &[f32], b: &[f32], eps: f32, out: &mut [f32]) {
+        // SAFETY: as above.
+        unsafe { (self.layer_norm)(x, w, b, eps, out) }
+    }
+
+    pub fn sigmoid(&self, x: &mut [f32]) {
+        // SAFETY: as above.
+        unsafe { (self.sigmoid)(x) }
     }
 
     pub fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {

@@ -102,6 +102,11 @@ pub fn index_scores(q: &[Vec<f32>], weights: &[f32], scale: f32, keys: &[Vec<f32
     keys.iter().map(score).collect()
 }
 
+/// The logistic function of each element.
+pub fn sigmoid(x: &[f32]) -> Vec<f32> {
+    x.iter().map(|&v| math::sigmoid(v)).collect()
+}
+
 /// `SwiGLU`'s inner product.
 pub fn silu_mul(gate: &[f32], up: &[f32]) -> Vec<f32> {
     gate.iter().zip(up).map(|(&g, &u)| math::silu(g) * u).collect()

@@ -107,44 +107,57 @@ fn int(
     Matrix::from_int(bits, n_out, n_in, group, scale_dtype, &scales, |row, k| q[row * n_in + k])
 }
 
-#[test]
-fn products_equal_scalar_bit_for_bit() {
+/// Matrices of every format of this shape.
+fn matrices(random: &mut Random, n_out: usize, n_in: usize) -> Vec<Matrix> {
+    let dtypes = [Dtype::F32, Dtype::F16, Dtype::Bf16];
+    let mut matrices: Vec<Matrix> =
+        dtypes.into_iter().map(|dtype| plain(random, dtype, n_out, n_in)).collect();
+    let groups = [1, 2, 12, 32, 64, n_in].into_iter().filter(|g| n_in.is_multiple_of(*g));
+    for (i, group) in groups.enumerate() {
+        for bits in [Bits::Four, Bits::Eight] {
+            matrices.push(int(random, bits, dtypes[i % 3], (n_out, n_in), group));
+        }
+    }
+    for block in [1, 16, 24, 128] {
+        matrices.push(fp8(random, n_out, n_in, block));
+    }
+    if n_in.is_multiple_of(MXFP4_GROUP) {
+        matrices.push(mxfp4(random, n_out, n_in));
+    }
+    matrices
+}
+
+fn products_equal_scalar(shapes: &[(usize, usize)]) {
     let team = Team::new(2);
-    every_isa(|kernels| {
-        let mut random = Random(1);
-        for (n_out, n_in) in [(1, 1), (16, 32), (17, 36), (100, 64), (129, 128), (33, 1024)] {
-            let mut matrices: Vec<Matrix> = [Dtype::F32, Dtype::F16, Dtype::Bf16]
-                .into_iter()
-                .map(|dtype| plain(&mut random, dtype, n_out, n_in))
-                .collect();
-            let groups = [1, 2, 12, 32, 64, n_in].into_iter().filter(|g| n_in.is_multiple_of(*g));
-            for (i, group) in groups.enumerate() {
-                let dtype = [Dtype::F32, Dtype::F16, Dtype::Bf16][i % 3];
-                for bits in [Bits::Four, Bits::Eight] {
-                    matrices.push(int(&mut random, bits, dtype, (n_out, n_in), group));
-                }
-            }
-            for block in [1, 16, 24, 128] {
-                matrices.push(fp8(&mut random, n_out, n_in, block));
-            }
-            if n_in.is_multiple_of(MXFP4_GROUP) {
-                matrices.push(mxfp4(&mut random, n_out, n_in));
-            }
-            for w in matrices {
-                for n_rows in [1, 2, 3, 4, 5, 8, 11, 17] {
-                    let x = random.floats(n_rows * n_in);
-                    let scalar: Vec<f32> =
-                        x.chunks(n_in).flat_map(|x| scalar::matvec(&w, x)).collect();
+    let levels: Vec<Kernels> = Isa::available().into_iter().map(Kernels::new).collect();
+    let mut random = Random(1);
+    for &(n_out, n_in) in shapes {
+        for w in matrices(&mut random, n_out, n_in) {
+            let x = random.floats(17 * n_in);
+            let scalar: Vec<f32> = x.chunks(n_in).flat_map(|x| scalar::matvec(&w, x)).collect();
+            for n_rows in [1, 2, 3, 4, 5, 8, 11, 17] {
+                for kernels in &levels {
                     let what = format!(
                         "{} {n_out}x{n_in}, {n_rows} rows, {}",
                         w.format(),
                         kernels.isa().name()
                     );
-                    assert_same_bits(&kernels.matmul(&team, &w, &x), &scalar, &what);
+                    let ours = kernels.matmul(&team, &w, &x[..n_rows * n_in]);
+                    assert_same_bits(&ours, &scalar[..n_rows * n_out], &what);
                 }
             }
         }
-    });
+    }
+}
+
+#[test]
+fn products_equal_scalar_bit_for_bit() {
+    products_equal_scalar(&[(1, 1), (16, 32), (17, 36), (100, 64)]);
+}
+
+#[test]
+fn large_products_equal_scalar_bit_for_bit() {
+    products_equal_scalar(&[(129, 128), (33, 1024)]);
 }
 
 #[test]
@@ -246,6 +259,13 @@ fn norms_and_activations_equal_scalar_bit_for_bit() {
             let (x, w) = (random.floats(n), random.floats(n));
             let out = kernels.rms_norm(&Team::new(1), &x, &w, 1e-5);
             assert_same_bits(&out, &scalar::rms_norm(&x, &w, 1e-5), "rms_norm");
+            let b = random.floats(n);
+            let mut out = vec![0.0; n];
+            kernels.layer_norm(&x, &w, &b, 1e-6, &mut out);
+            assert_same_bits(&out, &scalar::layer_norm(&x, &w, &b, 1e-6), "layer_norm");
+            let mut shares = x.clone();
+            kernels.sigmoid(&mut shares);
+            assert_same_bits(&shares, &scalar::sigmoid(&x), "sigmoid");
             let mut gate = x.clone();
             kernels.silu_mul(&mut gate, &w);
             assert_same_bits(&gate, &scalar::silu_mul(&x, &w), "silu_mul");
@@ -259,6 +279,35 @@ fn norms_and_activations_equal_scalar_bit_for_bit() {
             kernels.softmax_weights(&mut weights, 32.0, 0.7);
             assert_same_bits(&weights, &scalar::softmax_weights(&x, 32.0, 0.7), "softmax_weights");
         }
+    });
+}
+
+/// Every exponent and sign, subnormal ones and infinities included: what vector code may flush,
+/// clamp or convert in another way than plain code.
+#[test]
+fn activations_equal_scalar_at_every_magnitude() {
+    let all: Vec<f32> = (0..1 << 16)
+        .map(|high| f32::from_bits(high << 16 | high))
+        .filter(|x| !x.is_nan())
+        .collect();
+    let ones = vec![1.0; all.len()];
+    every_isa(|kernels| {
+        let check = |name: &str, scalar: &[f32], f: &dyn Fn(&mut [f32])| {
+            let mut ours = all.clone();
+            f(&mut ours);
+            for ((x, ours), scalar) in all.iter().zip(&ours).zip(scalar) {
+                let same = ours.to_bits() == scalar.to_bits() || ours.is_nan() && scalar.is_nan();
+                assert!(same, "{name}({x}) on {}: {ours}, not {scalar}", kernels.isa().name());
+            }
+        };
+        check("sigmoid", &scalar::sigmoid(&all), &|x| kernels.sigmoid(x));
+        check("silu", &scalar::silu_mul(&all, &ones), &|x| kernels.silu_mul(x, &ones));
+        check("clamped", &scalar::clamped_swiglu(&all, &ones, 1.702, 7.0), &|x| {
+            kernels.clamped_swiglu(x, &ones, 1.702, 7.0);
+        });
+        check("exp", &scalar::softmax_weights(&all, 0.0, 1.0), &|x| {
+            kernels.softmax_weights(x, 0.0, 1.0);
+        });
     });
 }
 

@@ -9,7 +9,7 @@ use super::Step;
 use super::check_finite;
 use super::rope::Rope;
 use crate::error::Result;
-use crate::kernels::{KV_BLOCK, scalar, top_k};
+use crate::kernels::{KV_BLOCK, top_k};
 use crate::matrix::Matrix;
 
 /// Epsilon of the keys' norm, whatever the model's own is.
@@ -105,9 +105,10 @@ impl Indexer {
     fn write_keys(&self, layer: usize, x: &[f32], step: &mut Step) {
         let keys = step.kernels.matmul(step.team, &self.k_proj, x);
         for (row, key) in step.rows.iter().zip(keys.chunks_exact(self.dim)) {
-            let mut key = scalar::layer_norm(key, &self.k_norm, &self.k_norm_bias, KEY_EPS);
-            self.rope.apply(row.position, &mut key[..self.rope_dim]);
-            step.slots[row.slot].layer_mut(layer).write_index(row.position, &key);
+            let mut normed = vec![0.0; self.dim];
+            step.kernels.layer_norm(key, &self.k_norm, &self.k_norm_bias, KEY_EPS, &mut normed);
+            self.rope.apply(row.position, &mut normed[..self.rope_dim]);
+            step.slots[row.slot].layer_mut(layer).write_index(row.position, &normed);
         }
     }
 }

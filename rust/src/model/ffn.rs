@@ -4,7 +4,7 @@ use super::router::Router;
 use super::{Step, check_finite};
 use crate::error::Result;
 use crate::experts::{Routed, Tools};
-use crate::kernels::{Kernels, add_bias, math};
+use crate::kernels::{Kernels, add_bias};
 use crate::matrix::Matrix;
 use crate::threads::Team;
 
@@ -80,10 +80,11 @@ pub struct Shared {
 impl Shared {
     /// Its output for `x`, both `[rows][hidden]`, and the share of it that each row takes.
     fn forward(&self, kernels: &Kernels, team: &Team, x: &[f32]) -> (Vec<f32>, Option<Vec<f32>>) {
-        let shares = self
-            .gate
-            .as_ref()
-            .map(|gate| kernels.matmul(team, gate, x).into_iter().map(math::sigmoid).collect());
+        let shares = self.gate.as_ref().map(|gate| {
+            let mut shares = kernels.matmul(team, gate, x);
+            kernels.sigmoid(&mut shares);
+            shares
+        });
         (self.mlp.forward(kernels, team, x), shares)
     }
 }
@@ -95,7 +96,8 @@ impl Moe {
             add_bias(&mut logits, bias);
         }
         check_finite("router logit", &logits, self.gate.n_out, layer, step.rows)?;
-        Ok(logits.chunks_exact(self.gate.n_out).map(|row| self.router.choose(row)).collect())
+        let rows = logits.chunks_exact(self.gate.n_out);
+        Ok(rows.map(|row| self.router.choose(step.kernels, row)).collect())
     }
 
     fn forward(&self, layer: usize, x: &[f32], step: &mut Step) -> Result<Vec<f32>> {

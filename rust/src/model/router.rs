@@ -1,7 +1,7 @@
 //! Choosing experts from router logits.
 
 use crate::experts::Routed;
-use crate::kernels::{math, scalar, top_k};
+use crate::kernels::{Kernels, scalar, top_k};
 
 /// How a layer chooses and weighs its experts.
 pub enum Router {
@@ -13,10 +13,10 @@ pub enum Router {
 
 impl Router {
     /// The choice for one row of `logits` `[experts]`, which are finite.
-    pub fn choose(&self, logits: &[f32]) -> Routed {
+    pub fn choose(&self, kernels: &Kernels, logits: &[f32]) -> Routed {
         match self {
-            Self::Sigmoid(router) => router.choose(logits),
-            Self::Softmax(router) => router.choose(logits),
+            Self::Sigmoid(router) => router.choose(kernels, logits),
+            Self::Softmax(router) => router.choose(kernels, logits),
         }
     }
 }
@@ -67,8 +67,9 @@ pub struct SigmoidRouter {
 }
 
 impl SigmoidRouter {
-    fn choose(&self, logits: &[f32]) -> Routed {
-        let scores: Vec<f32> = logits.iter().map(|&z| math::sigmoid(z)).collect();
+    fn choose(&self, kernels: &Kernels, logits: &[f32]) -> Routed {
+        let mut scores = logits.to_vec();
+        kernels.sigmoid(&mut scores);
         let mut biased: Vec<f32> = scores.iter().zip(&self.bias).map(|(s, b)| s + b).collect();
         if let Some(groups) = self.groups {
             groups.mask(&mut biased);
@@ -106,7 +107,7 @@ pub struct SoftmaxRouter {
 }
 
 impl SoftmaxRouter {
-    fn choose(&self, logits: &[f32]) -> Routed {
+    fn choose(&self, kernels: &Kernels, logits: &[f32]) -> Routed {
         let experts = match self.groups {
             None => top_k(logits, self.top_k),
             Some(groups) => {
@@ -116,12 +117,16 @@ impl SoftmaxRouter {
             }
         };
         let largest = logits[experts[0]];
-        let mut weights: Vec<f32> =
-            experts.iter().map(|&e| math::exp(logits[e] - largest)).collect();
-        let sum = if self.normalise {
-            weights.iter().fold(0.0f32, |sum, w| sum + w)
+        let chosen = |of: &[f32]| -> Vec<f32> { experts.iter().map(|&e| of[e]).collect() };
+        let (mut weights, sum) = if self.normalise {
+            let mut weights = chosen(logits);
+            kernels.softmax_weights(&mut weights, largest, 1.0);
+            let sum = weights.iter().fold(0.0f32, |sum, w| sum + w);
+            (weights, sum)
         } else {
-            scalar::strided_sum(logits.iter().map(|z| math::exp(z - largest)), |sum, e| sum + e)
+            let mut all = logits.to_vec();
+            kernels.softmax_weights(&mut all, largest, 1.0);
+            (chosen(&all), scalar::strided_sum(all.iter().copied(), |sum, e| sum + e))
         };
         for w in &mut weights {
             *w = *w / sum * self.scale;
@@ -133,6 +138,12 @@ impl SoftmaxRouter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::Isa;
+    use crate::kernels::math;
+
+    fn kernels() -> Kernels {
+        Kernels::new(Isa::detect())
+    }
 
     fn router(bias: &[f32], groups: Option<Groups>) -> SigmoidRouter {
         SigmoidRouter { bias: bias.to_vec(), top_k: 2, groups, normalise: true, scale: 2.5 }
@@ -140,7 +151,8 @@ mod tests {
 
     #[test]
     fn the_bias_chooses_and_does_not_weigh() {
-        let choice = router(&[0.0, 0.0, 10.0, 0.0], None).choose(&[0.0, 3.0, 0.0, -3.0]);
+        let choice =
+            router(&[0.0, 0.0, 10.0, 0.0], None).choose(&kernels(), &[0.0, 3.0, 0.0, -3.0]);
         assert_eq!(choice.experts, [2, 1]);
         let (a, b) = (0.5f32, math::sigmoid(3.0));
         let sum = a + b + 1e-20;
@@ -151,7 +163,7 @@ mod tests {
     fn experts_outside_the_best_groups_are_not_chosen() {
         let groups = Groups { n: 2, chosen: 1, judged_by: 2 };
         // Expert 0 has the best score, but its group's two best are weaker than the other's.
-        let choice = router(&[0.0; 4], Some(groups)).choose(&[5.0, -9.0, 2.0, 1.0]);
+        let choice = router(&[0.0; 4], Some(groups)).choose(&kernels(), &[5.0, -9.0, 2.0, 1.0]);
         assert_eq!(choice.experts, [2, 3]);
     }
 
@@ -162,7 +174,7 @@ mod tests {
         for (chosen, experts) in [(1, [1, 0]), (2, [1, 3])] {
             let router =
                 SoftmaxRouter { top_k: 2, groups: groups(chosen), normalise: false, scale: 16.0 };
-            let choice = router.choose(&logits);
+            let choice = router.choose(&kernels(), &logits);
             assert_eq!(choice.experts, experts);
             let all: f64 = logits.iter().map(|&z| libm::exp(f64::from(z))).sum();
             for (weight, expert) in choice.weights.iter().zip(experts) {
@@ -178,8 +190,8 @@ mod tests {
         let exact: Vec<f64> = logits.iter().map(|&z| libm::exp(f64::from(z))).collect();
         let all: f64 = exact.iter().sum();
         for (normalise, sum) in [(false, all), (true, exact[1] + exact[4])] {
-            let choice =
-                SoftmaxRouter { top_k: 2, groups: None, normalise, scale: 1.0 }.choose(&logits);
+            let choice = SoftmaxRouter { top_k: 2, groups: None, normalise, scale: 1.0 }
+                .choose(&kernels(), &logits);
             assert_eq!(choice.experts, [1, 4]);
             for (weight, expert) in choice.weights.iter().zip([1, 4]) {
                 assert!((f64::from(*weight) - exact[expert] / sum).abs() < 1e-7);
@@ -190,8 +202,8 @@ mod tests {
     #[test]
     fn softmax_takes_the_lower_index_of_equals_and_any_finite_logit() {
         let router = SoftmaxRouter { top_k: 2, groups: None, normalise: true, scale: 1.0 };
-        assert_eq!(router.choose(&[1.0, 3.0, 3.0, 3.0]).experts, [1, 2]);
-        let extreme = router.choose(&[f32::MIN, f32::MAX, 0.0]);
+        assert_eq!(router.choose(&kernels(), &[1.0, 3.0, 3.0, 3.0]).experts, [1, 2]);
+        let extreme = router.choose(&kernels(), &[f32::MIN, f32::MAX, 0.0]);
         assert_eq!((extreme.experts, extreme.weights), (vec![1, 2], vec![1.0, 0.0]));
     }
 }
