@@ -31,5 +31,7 @@ pub mod template;
 pub mod threads;
 pub mod tokenizer;
 
+// The fuzz targets count what is allocated and bring their own.
+#[cfg(not(fuzzing))]
 #[global_allocator]
 static ALLOCATOR: memory::HugePages = memory::HugePages;
