@@ -1,7 +1,8 @@
 """Builds the fuzz targets of rust/fuzz with the stable compiler and runs each for some seconds.
 
-Every run works on a copy of the committed corpus, so the tree stays as it is. What is found is
-written below target/fuzz/findings, and the exit code is 1 then.
+As many run at once as there are cores. Every run works on a copy of the committed corpus, so the
+tree stays as it is. What is found is written below target/fuzz/findings, and the exit code is 1
+then.
 """
 
 from __future__ import annotations
@@ -13,14 +14,36 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CRATE = ROOT / "rust" / "fuzz"
 BUILD = ROOT / "target" / "fuzz"
-# With the longest inputs: beyond the longest header, and beyond what is tokenised at once.
-TARGETS = {"frames": 5120, "legacy": 5120, "session": 20480}
+
+
+@dataclass(frozen=True)
+class Target:
+    """How a target is fuzzed.
+
+    Attributes:
+        longest: input in bytes: beyond the longest header, what is tokenised at once, or any seed.
+        words: the dictionary.
+    """
+
+    longest: int
+    words: str
+
+
+TARGETS = {
+    "config": Target(4096, "files.dict"),
+    "frames": Target(5120, "wire.dict"),
+    "legacy": Target(5120, "wire.dict"),
+    "safetensors": Target(8192, "files.dict"),
+    "session": Target(20480, "wire.dict"),
+    "tokenizer": Target(8192, "files.dict"),
+}
 UPDATE = "cargo update --workspace --manifest-path rust/fuzz/Cargo.toml"
 # What cargo-fuzz passes with `--sanitizer none`, and nothing that needs a nightly compiler.
 COVERAGE = [
@@ -34,6 +57,7 @@ COVERAGE = [
 ]
 # An input that takes longer, in seconds, or more memory is a finding.
 LIMITS = ["-timeout=20", "-rss_limit_mb=2048"]
+CORES = len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True)
@@ -70,34 +94,49 @@ def build(targets: list[str]) -> dict[str, Path]:
     return {target: BUILD / triple / "release" / target for target in targets}
 
 
-def fuzz(program: Path, target: str, seconds: int, jobs: int) -> list[Outcome]:
-    """Runs processes that share one copy of the corpus."""
+def fuzz(program: Path, target: str, seconds: int, folder: Path) -> Outcome:
+    """Runs one process on the corpus in the folder, which processes of a target share."""
     findings = BUILD / "findings" / target
     findings.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
-        corpus = Path(folder) / "corpus"
-        shutil.copytree(CRATE / "corpus" / target, corpus)
-        command = [
-            str(program),
-            str(corpus),
-            f"-max_total_time={seconds}",
-            f"-max_len={TARGETS[target]}",
-            f"-dict={CRATE / 'wire.dict'}",
-            f"-artifact_prefix={findings}{os.sep}",
-            "-print_final_stats=1",
-            # The target's own words; a finding is run again with them.
-            "-close_fd_mask=2",
-            *LIMITS,
-        ]
-        processes = []
-        for job in range(jobs):
-            log = Path(folder) / f"{job}.log"
-            with log.open("wb") as file:
-                processes.append((log, subprocess.Popen(command, stderr=file, cwd=folder)))
-        return [
-            Outcome(process.wait(), log.read_text(encoding="utf-8", errors="replace"))
-            for log, process in processes
-        ]
+    settings = TARGETS[target]
+    command = [
+        str(program),
+        str(folder),
+        f"-max_total_time={seconds}",
+        f"-max_len={settings.longest}",
+        f"-dict={CRATE / settings.words}",
+        f"-artifact_prefix={findings}{os.sep}",
+        "-print_final_stats=1",
+        # The target's own words; a finding is run again with them.
+        "-close_fd_mask=2",
+        *LIMITS,
+    ]
+    # Targets that read files write them for every input.
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as files:
+        environment = os.environ | {"TMPDIR": files}
+        done = subprocess.run(
+            command,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            cwd=files,
+            env=environment,
+            check=False,
+        )
+    return Outcome(done.returncode, done.stderr)
+
+
+def fuzz_all(programs: dict[str, Path], seconds: int, jobs: int) -> dict[str, list[Outcome]]:
+    """Runs ``jobs`` processes for each target, as many at once as there are cores."""
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as name, ThreadPoolExecutor(CORES) as pool:
+        running: dict[str, list[Future[Outcome]]] = {}
+        for target, program in programs.items():
+            folder = Path(name) / target
+            shutil.copytree(CRATE / "corpus" / target, folder)
+            running[target] = [
+                pool.submit(fuzz, program, target, seconds, folder) for _ in range(jobs)
+            ]
+        return {target: [one.result() for one in each] for target, each in running.items()}
 
 
 def report(target: str, program: Path, seconds: int, outcomes: list[Outcome]) -> bool:
@@ -126,13 +165,13 @@ def report(target: str, program: Path, seconds: int, outcomes: list[Outcome]) ->
 
 def main() -> int:
     """Builds and runs what the command line asks for."""
-    parser = argparse.ArgumentParser(description="fuzzes the wire")
+    parser = argparse.ArgumentParser(description="fuzzes the wire and model files")
     parser.add_argument(
-        "--seconds", type=int, default=60, metavar="N", help="time for each target (default: 60)"
+        "--seconds", type=int, default=40, metavar="N", help="time for each process (default: 40)"
     )
     parser.add_argument("--target", choices=TARGETS, help="only this one (default: all)")
     parser.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="processes at once (default: 1)"
+        "--jobs", type=int, default=1, metavar="N", help="processes for each target (default: 1)"
     )
     args = parser.parse_args()
     if args.seconds < 1 or args.jobs < 1:
@@ -152,9 +191,8 @@ def main() -> int:
         print(f"hint: if the crate's dependencies changed: {UPDATE}", file=sys.stderr)
         return 1
     sound = True
-    for target, program in programs.items():
-        outcomes = fuzz(program, target, args.seconds, args.jobs)
-        sound &= report(target, program, args.seconds, outcomes)
+    for target, outcomes in fuzz_all(programs, args.seconds, args.jobs).items():
+        sound &= report(target, programs[target], args.seconds, outcomes)
     return 0 if sound else 1
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 FOLDER = Path(__file__).parent.parent / "tests" / "data" / "templates"
@@ -101,6 +101,71 @@ CONTEXTS: dict[str, dict[str, Any]] = {
         ],
         "add_generation_prompt": True,
     },
+    "answer_to_go_on_with": {
+        "messages": [
+            {"role": "system", "content": "Rhyme."},
+            {"role": "user", "content": "Roses?"},
+            {"role": "assistant", "content": "Roses are red,\n "},
+        ],
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+        "enable_thinking": False,
+    },
+    "results_last": {
+        "messages": [
+            {"role": "user", "content": "Weather?"},
+            {
+                "role": "assistant",
+                "reasoning_content": "ask\n the tool",
+                "content": None,
+                "tool_calls": [CALL],
+            },
+            {"role": "tool", "name": "get_weather", "content": 'é "21" \\ <b>\n'},
+        ],
+        "tools": [WEATHER],
+        "add_generation_prompt": True,
+        "enable_thinking": True,
+    },
+    "arguments_as_text": {
+        "messages": [
+            {"role": "user", "content": "Go"},
+            {
+                "role": "assistant",
+                "content": "Going.",
+                "tool_calls": [
+                    {"type": "function", "function": {"name": "go", "arguments": '{"a": 1}'}}
+                ],
+            },
+            {"role": "tool", "content": [{"type": "text", "text": "gone"}]},
+            {"role": "assistant", "content": "<think>\n</think>\n\nWent."},
+            {"role": "user", "content": "<result>x</result>"},
+        ],
+        "tools": [{"type": "function", "function": {"name": "go", "description": "Goes.\nFar."}}],
+        "add_generation_prompt": True,
+    },
+    "documents": {
+        "messages": [
+            {"role": "system", "content": "Cite."},
+            {"role": "user", "name": "ann", "content": "Who?"},
+            {"role": "assistant", "content": "Bob [1]."},
+            {"role": "user", "content": "Since when?"},
+        ],
+        "documents": [
+            {"title": "A & B", "text": "  Bob was\nhere.\n\nTwice. "},
+            {"title": "Ünï", "year": 1999},
+        ],
+        "add_generation_prompt": True,
+    },
+    "many_systems": {
+        "messages": [
+            {"role": "system", "content": [{"type": "text", "text": "One."}], "date": "today"},
+            {"role": "user", "content": [{"type": "text", "text": " a "}, "b", {"type": "audio"}]},
+        ],
+        "tools": [],
+        "add_generation_prompt": True,
+        "enable_thinking": None,
+    },
+    "nobody": {"messages": [], "tools": [WEATHER], "add_generation_prompt": True},
     "long": {
         "messages": [
             {"role": "assistant" if i % 2 else "user", "content": f"turn {i}"} for i in range(9)
@@ -137,6 +202,21 @@ CONTEXTS: dict[str, dict[str, Any]] = {
 }
 
 
+class Generation(Extension):
+    """``{% generation %}``, which marks answers for training and renders what is in it."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Any) -> Any:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        call = self.call_method("_render")
+        return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+    def _render(self, caller: Any) -> Any:
+        return caller()
+
+
 def environment() -> ImmutableSandboxedEnvironment:
     """The environment in which ``transformers`` renders chat templates."""
 
@@ -162,7 +242,7 @@ def environment() -> ImmutableSandboxedEnvironment:
         return datetime.now().strftime(form)
 
     env = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
     env.filters["tojson"] = tojson
     env.globals["raise_exception"] = raise_exception
@@ -180,17 +260,19 @@ def cases() -> list[dict[str, str]]:
     rendered = []
     for path in sorted(FOLDER.glob("*.jinja")):
         for name, context in CONTEXTS.items():
-            if path.stem == "values" and name != "values":
+            if path.stem in ("values", "expressions") and name != "values":
                 continue
             case = {"template": path.stem, "context": name}
             try:
                 case["text"] = render(path.read_text(encoding="utf-8"), context)
+            except jinja2.exceptions.TemplateSyntaxError:
+                raise
             except jinja2.exceptions.UndefinedError:
                 continue
             except jinja2.exceptions.TemplateError as error:
                 case["error"] = str(error)
-            except TypeError:
-                # A template that adds text to a list of parts; Jinja2 has no own error for it.
+            except (AttributeError, TypeError):
+                # A template that takes a list of parts for text; Jinja2 has no own error for it.
                 continue
             rendered.append(case)
     return rendered

@@ -119,6 +119,12 @@ impl Engine {
         crate::config::Config::open(dir)?;
         let path = dir.join("tokenizer.json");
         if !path.is_file() {
+            if dir.join("tiktoken.model").is_file() {
+                return Err(Error::Unsupported {
+                    what: "tiktoken.model as the only tokenizer".into(),
+                    hint: "put a tokenizer.json that was made from it into the folder".into(),
+                });
+            }
             return Err(Error::FileMissing {
                 path,
                 hint: "copy the tokenizer.json that belongs to the model into the folder".into(),

@@ -8,13 +8,16 @@ use std::path::PathBuf;
 /// Shorthand used throughout the crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// Most characters of what an error quotes.
+const MAX_QUOTED: usize = 1000;
+
 /// Everything that can go wrong, grouped by cause.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     // --- configuration ---
     /// A flag or environment variable holds a value that cannot be used.
-    #[error("{name}: {reason}")]
+    #[error("{name}: {}", one_line(reason))]
     Setting {
         /// Name of the flag or variable as the user wrote it.
         name: String,
@@ -24,7 +27,7 @@ pub enum Error {
 
     // --- model files ---
     /// A file of the model folder is missing.
-    #[error("{}: not found", path.display())]
+    #[error("{}: not found", one_line(path.display()))]
     FileMissing {
         /// The path that was looked for.
         path: PathBuf,
@@ -32,7 +35,7 @@ pub enum Error {
         hint: String,
     },
     /// A file of the model folder cannot be used.
-    #[error("{}: {reason}", path.display())]
+    #[error("{}: {}", one_line(path.display()), one_line(reason))]
     BadFile {
         /// The offending file.
         path: PathBuf,
@@ -40,7 +43,7 @@ pub enum Error {
         reason: String,
     },
     /// The model needs something this engine does not implement.
-    #[error("not supported: {what}")]
+    #[error("not supported: {}", one_line(what))]
     Unsupported {
         /// The feature by the name it has in the model's files.
         what: String,
@@ -104,7 +107,7 @@ pub enum Error {
         position: usize,
     },
     /// Reading or writing failed.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {source}", one_line(path.display()))]
     Io {
         /// The file concerned.
         path: PathBuf,
@@ -130,6 +133,17 @@ pub fn human_bytes(bytes: u64) -> String {
         value /= 1000.0;
     }
     format!("{value:.1} TB")
+}
+
+/// A text that may hold parts of a file, as one line of moderate length.
+pub fn one_line(text: impl std::fmt::Display) -> String {
+    let text = text.to_string();
+    let mut line: String =
+        text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_QUOTED).collect();
+    if text.chars().nth(MAX_QUOTED).is_some() {
+        line.push('\u{2026}');
+    }
+    line
 }
 
 impl Error {
@@ -170,6 +184,24 @@ impl Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whatever_a_file_holds_an_error_is_one_line() {
+        let name = "a\nb\u{1b}[2J\u{85}c".to_owned();
+        let errors = [
+            Error::bad_file(&name, format!("lacks {name}")),
+            Error::FileMissing { path: name.clone().into(), hint: String::new() },
+            Error::Unsupported { what: name.clone(), hint: String::new() },
+            Error::io(&name, std::io::ErrorKind::InvalidData.into()),
+        ];
+        for error in errors {
+            let text = error.to_string();
+            assert!(text.contains("a b [2J c") && !text.contains(char::is_control), "{text:?}");
+        }
+        assert_eq!(one_line("x".repeat(MAX_QUOTED)).len(), MAX_QUOTED);
+        let cut = one_line("x".repeat(1 << 20));
+        assert!(cut.ends_with("x\u{2026}") && cut.chars().count() == MAX_QUOTED + 1);
+    }
 
     #[test]
     fn bytes_are_told_in_decimal_units() {

@@ -10,9 +10,10 @@
 mod chains;
 mod date;
 mod json;
+mod methods;
 mod python;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, one_line};
 use crate::tokenizer::catch_quietly;
 use minijinja::value::{Kwargs, Rest, Serde};
 use minijinja::{AutoEscape, Environment, ErrorKind, State, UndefinedBehavior, Value};
@@ -30,8 +31,6 @@ const STACK_BYTES: usize = 512 << 20;
 const MAX_OUTPUT_BYTES: usize = 32 << 20;
 /// Largest template in bytes.
 const MAX_SOURCE_BYTES: usize = 1 << 20;
-/// Longest error message in characters.
-const MAX_MESSAGE_CHARS: usize = 500;
 /// The template's name within its environment.
 const NAME: &str = "chat";
 
@@ -63,11 +62,17 @@ impl ChatTemplate {
         environment.set_undefined_behavior(UndefinedBehavior::Lenient);
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.set_formatter(|out, state, value| python::print(out, state, value));
-        environment.set_unknown_method_callback(python::method);
+        environment.set_unknown_method_callback(methods::method);
         // Their output grows with the square of a value's nesting, before fuel is charged for it.
         environment.remove_filter("pprint");
         environment.remove_global("debug");
         environment.add_test("iterable", python::is_iterable);
+        environment.add_test("sequence", methods::is_sequence);
+        for name in ["default", "d"] {
+            environment.add_filter(name, methods::default);
+        }
+        environment.add_filter("int", methods::int);
+        environment.add_filter("float", methods::float);
         environment.add_filter("tojson", tojson);
         environment.add_filter("string", python::string);
         environment.add_function("raise_exception", raise_exception);
@@ -154,18 +159,15 @@ fn message(error: &minijinja::Error) -> Error {
     if let Some(source) = error.source().filter(|_| !raised) {
         let _ = write!(text, ": {source}");
     }
-    let mut line: String = text
-        .chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .take(MAX_MESSAGE_CHARS)
-        .collect();
+    let mut line = one_line(text);
     if let Some(number) = error.line() {
         let _ = write!(line, " (line {number})");
     }
     Error::Template(line)
 }
 
-/// The source with `{% generation %}` blocks, which mark answers for training, made transparent.
+/// The source with `{% generation %}` blocks, which mark answers for training, made transparent:
+/// as in `transformers`, what is set within stays within.
 ///
 /// Whitespace control around the tags keeps its effect.
 fn without_generation_tags(source: &str) -> String {
@@ -181,8 +183,8 @@ fn without_generation_tags(source: &str) -> String {
         let inner = &tag[..end];
         let word = inner.trim_matches(['-', '+']).trim();
         let replacement = match word {
-            "generation" => "if true",
-            "endgeneration" => "endif",
+            "generation" => "with",
+            "endgeneration" => "endwith",
             _ => continue,
         };
         result.push_str(&inner.replacen(word, replacement, 1));

@@ -14,6 +14,7 @@ use std::sync::OnceLock;
 mod bytes;
 mod extent;
 mod growth;
+mod patterns;
 mod quiet;
 mod stream;
 
@@ -83,6 +84,8 @@ impl Tokenizer {
         for unused in ["truncation", "padding", "post_processor", "decoder"] {
             file[unused] = Value::Null;
         }
+        patterns::anchor_at_lines(&mut file["normalizer"]);
+        patterns::anchor_at_lines(&mut file["pre_tokenizer"]);
         let parsed = guarded(|| tokenizers::Tokenizer::deserialize(&file));
         let inner = parsed.map_err(&bad)?.map_err(|error| bad(format!("no tokenizer: {error}")))?;
         let vocab = inner.get_vocab(false);
@@ -109,6 +112,10 @@ impl Tokenizer {
     ///
     /// `special`: added tokens such as `<|user|>` are recognised. Without, their text is encoded
     /// like any other, so that no text can forge a turn.
+    ///
+    /// # Errors
+    /// [`Error::BadRequest`] for a text that is blank for longer than patterns can be searched in;
+    /// [`Error::BadFile`] where the tokenizer cannot encode it.
     pub fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>> {
         let tokenizer = if special {
             &self.inner
@@ -119,6 +126,7 @@ impl Tokenizer {
                 plain
             })
         };
+        patterns::check_runs(text).map_err(Error::BadRequest)?;
         let failed =
             |reason: String| Error::bad_file(&self.path, format!("cannot encode: {reason}"));
         let encoding = guarded(|| tokenizer.encode_fast(text, false))

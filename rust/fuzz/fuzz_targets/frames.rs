@@ -105,7 +105,5 @@ fn check_written(record: &Record) {
 }
 
 fn check_memory(data: &[u8], read: impl FnOnce()) {
-    let peak = MEMORY.peak_of(read);
-    let most = data.len() * MAX_FACTOR + MAX_FIXED;
-    assert!(peak <= most, "{peak} bytes in use for {} bytes of input", data.len());
+    MEMORY.bounded(data.len() * MAX_FACTOR + MAX_FIXED, read);
 }

@@ -8,11 +8,22 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use colibri::engine::Engine;
+use colibri::error::Error;
 use colibri::runner::RunnerOptions;
+
+/// Most bytes of an error's text, beside the path that is in it.
+const MAX_ERROR: usize = 1024;
+/// Stands between the files that make up an input.
+const BETWEEN_FILES: &[u8] = b"\n%%\n";
+
+/// Folders of models, one for each family or form.
+pub fn models() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/oracle")
+}
 
 /// Folder of the model that sessions run on.
 pub fn oracle_dir() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/oracle/glm4_moe_lite")
+    models().join("glm4_moe_lite")
 }
 
 /// The oracle model on one thread; `ctx` bounds prompts and answers, and so the time they take.
@@ -20,6 +31,51 @@ pub fn oracle(slots: usize, ctx: usize) -> Engine {
     let options =
         RunnerOptions { slots, ctx: Some(ctx), threads: Some(1), ..RunnerOptions::default() };
     Engine::load(&oracle_dir(), &options, &mut |_, _| {}).expect("the model loads")
+}
+
+/// The files that an input stands for.
+pub fn files(data: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut rest = Some(data);
+    std::iter::from_fn(move || {
+        let data = rest?;
+        let at = data.windows(BETWEEN_FILES.len()).position(|window| window == BETWEEN_FILES);
+        rest = at.map(|at| &data[at + BETWEEN_FILES.len()..]);
+        Some(&data[..at.unwrap_or(data.len())])
+    })
+}
+
+/// A model folder of this process, written anew for each input.
+pub struct Folder(PathBuf);
+
+impl Folder {
+    /// An empty one.
+    pub fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("there is room for a folder");
+        Self(path)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Writes a file, or removes it.
+    pub fn set(&self, name: &str, content: Option<&[u8]>) {
+        let path = self.0.join(name);
+        match content {
+            Some(bytes) => std::fs::write(path, bytes).expect("there is room for a file"),
+            None => drop(std::fs::remove_file(path)),
+        }
+    }
+}
+
+/// An error is one line of moderate length, whatever the files hold.
+pub fn check_error(error: &Error) {
+    for text in [error.to_string(), error.hint().unwrap_or("no hint").to_owned()] {
+        let is_line = !text.is_empty() && !text.contains(char::is_control);
+        assert!(is_line && text.len() <= MAX_ERROR, "{text:?}");
+    }
 }
 
 /// Collects what a session writes.
@@ -131,6 +187,14 @@ impl Counting {
         self.peak.store(before, Ordering::Relaxed);
         work();
         self.peak.load(Ordering::Relaxed) - before
+    }
+
+    /// Does `work`, which may have no more than `most` bytes in use at once.
+    pub fn bounded<T>(&self, most: usize, work: impl FnOnce() -> T) -> T {
+        let mut result = None;
+        let peak = self.peak_of(|| result = Some(work()));
+        assert!(peak <= most, "{peak} bytes in use where {most} are the most");
+        result.expect("the work was done")
     }
 
     fn grow(&self, bytes: usize) {

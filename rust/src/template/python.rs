@@ -10,24 +10,6 @@ pub const MAX_DEPTH: usize = 100;
 /// Fuel for an item of a container, which may come through many lazily joined lists.
 pub const ITEM_FUEL: u64 = 8;
 
-/// Longest run of digits in a format string; a field of more than 9999 characters is a bomb.
-const MAX_FIELD_DIGITS: usize = 4;
-
-/// Methods that Python's strings, lists and dicts have.
-pub fn method(
-    state: &mut State,
-    value: &Value,
-    name: &str,
-    args: &[Value],
-) -> Result<Value, Error> {
-    let digits = |text: &str| text.split(|c: char| !c.is_ascii_digit()).map(str::len).max();
-    if name == "format" && value.as_str().and_then(digits) > Some(MAX_FIELD_DIGITS) {
-        let what = "a field of a format string is too wide";
-        return Err(Error::new(ErrorKind::InvalidOperation, what));
-    }
-    minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
-}
-
 /// The test `iterable`: unlike elsewhere in the engine, none is not.
 pub fn is_iterable(value: &Value) -> bool {
     match value.kind() {
@@ -151,14 +133,32 @@ fn write_quoted(
                 text.push('\\');
                 text.push(c);
             }
-            c if c.is_control() => {
-                let _ = write!(text, "\\x{:02x}", u32::from(c));
+            c if is_printable(c) => text.push(c),
+            c => {
+                let _ = match u32::from(c) {
+                    code @ ..=0xff => write!(text, "\\x{code:02x}"),
+                    code @ ..=0xffff => write!(text, "\\u{code:04x}"),
+                    code => write!(text, "\\U{code:08x}"),
+                };
             }
-            c => text.push(c),
         }
     }
     text.push(quote);
     Ok(())
+}
+
+/// Whether `repr` shows a character as it is: not where it is a control, a format, a space other
+/// than U+0020, or for private use. Characters that are not assigned are not told here.
+fn is_printable(c: char) -> bool {
+    let is_format = matches!(c, '\u{ad}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}'
+        | '\u{890}'..='\u{891}' | '\u{8e2}' | '\u{180e}' | '\u{200b}'..='\u{200f}'
+        | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}'
+        | '\u{110bd}' | '\u{110cd}' | '\u{13430}'..='\u{1343f}' | '\u{1bca0}'..='\u{1bca3}'
+        | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e007f}');
+    let is_private = matches!(c, '\u{e000}'..='\u{f8ff}' | '\u{f0000}'..);
+    // No character at all, in every version of Unicode.
+    let is_none = matches!(c, '\u{fdd0}'..='\u{fdef}') || u32::from(c) & 0xfffe == 0xfffe;
+    c == ' ' || !(c.is_control() || c.is_whitespace() || is_format || is_private || is_none)
 }
 
 #[cfg(test)]

@@ -5,6 +5,11 @@ use crate::error::{Error, Result};
 use serde_json::Value;
 use std::collections::HashMap;
 
+/// Ids may be so many times as many as tokens, ...
+const MAX_SPREAD: u64 = 4;
+/// ... and so many more: gaps cost memory.
+const FREE_IDS: u64 = 1 << 16;
+
 /// How a vocabulary spells bytes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum TokenStyle {
@@ -126,8 +131,9 @@ impl TokenBytes {
     ) -> Result<Self, String> {
         let largest = vocab.values().chain(added.values()).max();
         let ids = largest.map_or(0, |id| u64::from(*id) + 1);
-        if ids > MAX_IDS {
-            return Err(format!("ids go up to {ids}"));
+        let tokens = (vocab.len() + added.len()) as u64;
+        if ids > MAX_IDS.min(FREE_IDS + MAX_SPREAD * tokens) {
+            return Err(format!("ids of {tokens} tokens go up to {ids}"));
         }
         let alphabet = byte_alphabet();
         let mut tokens: Vec<Option<(&str, bool)>> = vec![None; ids as usize];

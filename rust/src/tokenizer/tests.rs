@@ -1,7 +1,9 @@
 //! Against fixtures made with the Python package `tokenizers`.
 
 use super::*;
+use proptest::prelude::*;
 use serde_json::json;
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 fn data(path: &str) -> PathBuf {
@@ -14,7 +16,7 @@ fn json_at(path: &str) -> Value {
 
 /// Each tokenizer with its cases.
 fn fixtures() -> Vec<(Tokenizer, Value)> {
-    ["glm4_moe", "glm4_moe_lite", "mixtral", "olmoe", "qwen3_moe"]
+    ["deepseek_v3", "glm4_moe", "gpt_oss", "minimax_m2", "mixtral", "olmoe", "qwen3_moe"]
         .map(|name| {
             let mut reference = json_at(&format!("oracle/{name}/reference.json"));
             (oracle(name), reference["tokenizer_cases"].take())
@@ -41,16 +43,35 @@ fn encodes_and_decodes_as_the_reference_does() {
     }
 }
 
+/// The text of tokens that come one by one, each piece of which must be whole characters.
+fn stream_whole_characters(tokenizer: &Tokenizer, ids: &[u32]) -> String {
+    let mut stream = Utf8Stream::new();
+    let pieces = ids.iter().map(|id| stream.push(tokenizer.token_bytes(*id)));
+    let text = pieces.map(|piece| String::from_utf8(piece).unwrap()).collect();
+    assert!(stream.is_empty());
+    text
+}
+
+proptest! {
+    #[test]
+    fn any_text_streams_in_whole_characters(
+        text in "(\\PC|[ \n\t\r]|[\u{300}-\u{310}]|\u{1f468}\u{200d}\u{1f469}|<s>|\\d{3}){0,30}"
+    ) {
+        static FIXTURES: LazyLock<Vec<(Tokenizer, Value)>> = LazyLock::new(fixtures);
+        for (tokenizer, _) in FIXTURES.iter() {
+            let ids = tokenizer.encode(&text, false).unwrap();
+            let (streamed, decoded) = (stream_whole_characters(tokenizer, &ids), tokenizer.decode(&ids));
+            prop_assert!(streamed == decoded || streamed.strip_prefix(' ') == Some(&decoded));
+        }
+    }
+}
+
 #[test]
-fn streamed_tokens_give_the_same_text() {
+fn streamed_tokens_give_whole_characters_and_the_same_text() {
     for (tokenizer, cases) in fixtures() {
         for case in cases.as_array().unwrap() {
             let ids: Vec<u32> = serde_json::from_value(case["ids"].clone()).unwrap();
-            let mut stream = Utf8Stream::new();
-            let mut text: Vec<u8> =
-                ids.iter().flat_map(|id| stream.push(tokenizer.token_bytes(*id))).collect();
-            text.extend(stream.flush());
-            let text = String::from_utf8(text).unwrap();
+            let text = stream_whole_characters(&tokenizer, &ids);
             let decoded = case["decoded"].as_str().unwrap();
             assert!(text == decoded || text.strip_prefix(' ') == Some(decoded), "{text:?}");
         }
@@ -155,6 +176,41 @@ fn hostile_files_are_refused() {
         assert!(matches!(load_bytes(bytes), Err(Error::BadFile { .. })));
     }
     assert!(matches!(Tokenizer::load("no/such/file"), Err(Error::FileMissing { .. })));
+}
+
+#[test]
+fn anchors_match_at_every_line() {
+    let tokenizer = load_changed(|file| {
+        file["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!("to$|.|\\n");
+        file["model"]["vocab"]["to"] = json!(600);
+        file["model"]["merges"] = json!([["t", "o"]]);
+    })
+    .unwrap();
+    let newline = tokenizer.encode("\n", true).unwrap()[0];
+    // As the package `tokenizers` 0.23.3 has it.
+    assert_eq!(tokenizer.encode("to\nto", true).unwrap(), [600, newline, 600]);
+    assert_eq!(tokenizer.encode("tot", true).unwrap().len(), 3);
+}
+
+#[test]
+fn a_run_that_patterns_cannot_look_behind_is_refused() {
+    let tokenizer = oracle("qwen3_moe");
+    let run = |count: usize| " ".repeat(count) + "x";
+    let ids = tokenizer.encode(&run(400_000), true).unwrap();
+    assert_eq!(tokenizer.decode(&ids), run(400_000));
+    // The last space is cut off to go with the letter.
+    assert_eq!(ids.last(), tokenizer.encode(" x", true).unwrap().last());
+    let error = tokenizer.encode(&run(400_001), true).unwrap_err();
+    assert!(matches!(error, Error::BadRequest(_)), "{error}");
+    assert!(tokenizer.encode(&run(1000).repeat(1000), true).is_ok());
+}
+
+#[test]
+fn ids_far_beyond_the_number_of_tokens_are_refused() {
+    let with_id = |id: u64| load_changed(|file| file["model"]["vocab"]["!"] = json!(id));
+    assert_eq!(with_id(60_000).unwrap().vocab_size(), 60_001);
+    let error = with_id(100_000).unwrap_err().to_string();
+    assert!(error.contains("100001"), "{error}");
 }
 
 #[test]
