@@ -3,15 +3,14 @@
 //! Owns: dense weights, expert store, KV slots, threads, budgets. Does not own: text, sampling,
 //! scheduling (`engine`).
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::cpu::{self, Isa, Memory};
 use crate::error::{Error, Result, human_bytes};
 use crate::experts::ExpertStore;
-use crate::kernels::Kernels;
-use crate::kv::KvSlot;
-use crate::model::{Logits, Model, Row, Step, Trace};
-use crate::store::Catalog;
+use crate::kernels::{KV_BLOCK, Kernels};
+use crate::kv::{KvLayout, KvSlot};
+use crate::model::{Logits, Model, Row, Step, Survey, Trace};
 use crate::telemetry::Phases;
 use crate::threads::Team;
 
@@ -35,11 +34,20 @@ pub struct RunnerOptions {
     pub threads: Option<usize>,
     /// Instruction set; none takes the best.
     pub isa: Option<Isa>,
+    /// Further folders with shards of the model.
+    pub more_dirs: Vec<PathBuf>,
 }
 
 impl Default for RunnerOptions {
     fn default() -> Self {
-        Self { ctx: None, slots: 1, ram_bytes: None, threads: None, isa: None }
+        Self {
+            ctx: None,
+            slots: 1,
+            ram_bytes: None,
+            threads: None,
+            isa: None,
+            more_dirs: Vec::new(),
+        }
     }
 }
 
@@ -67,18 +75,21 @@ impl Runner {
     /// Loads the model folder `dir`; `progress` gets bytes done and in all.
     ///
     /// # Errors
-    /// Those of [`Model::load`], and [`Error::DoesNotFit`] if the budget is too small.
+    /// What [`Survey::whole`] and [`Survey::load`] refuse, and [`Error::DoesNotFit`] if the budget is too small.
     pub fn load(
         dir: &Path,
         options: &RunnerOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self> {
         let before = cpu::resident_bytes();
-        if let Some(budget) = options.ram_bytes {
-            refuse_hopeless_budget(dir, budget)?;
-        }
         let wanted = options.ctx.unwrap_or(DEFAULT_CTX);
-        let model = Model::load(dir, wanted, progress)?;
+        let survey = Survey::begin(dir, &options.more_dirs, wanted, false)?.whole()?;
+        let available = Memory::read().available_bytes;
+        refuse_hopeless_budget(
+            survey.dense_ram_bytes(),
+            &Shares::of(options, available, available, before, 0),
+        )?;
+        let model = survey.load(progress)?;
         let mut notices = model.notices.clone();
         let ctx = wanted.min(model.max_positions);
         if options.ctx.is_some() && ctx < wanted {
@@ -87,31 +98,18 @@ impl Runner {
             ));
         }
         let layouts = model.kv_layouts();
-        let per_position: usize = layouts.iter().map(|layout| layout.bytes_per_position()).sum();
-        let kv_bytes =
-            (per_position * ctx.next_multiple_of(crate::kernels::KV_BLOCK) * options.slots) as u64;
+        let kv_bytes = conversation_bytes(&layouts, ctx) * options.slots as u64;
         let resident = cpu::resident_bytes().max(before);
-        let available = Memory::read().available_bytes;
-        let (have, taken) = match options.ram_bytes {
-            Some(ram) => (ram, resident + kv_bytes),
-            None if available == 0 => {
-                notices.push(
-                    "how much memory is available is unknown here; --ram bounds what experts take"
-                        .into(),
-                );
-                (u64::MAX, kv_bytes)
-            }
-            None => ((available as f64 * AUTO_SHARE) as u64, kv_bytes),
-        };
-        let budget = have.saturating_sub(taken);
-        let experts = ExpertStore::new(
-            model.catalog.clone(),
-            model.experts.clone(),
-            model.n_experts,
-            model.top_k,
-            budget,
-        )
-        .map_err(|error| with_reserves(error, have, taken, kv_bytes))?;
+        let left = Memory::read().available_bytes;
+        if options.ram_bytes.is_none() && left == 0 {
+            notices.push(
+                "how much memory is available is unknown here; --ram bounds what experts take"
+                    .into(),
+            );
+        }
+        let shares = Shares::of(options, available, left, resident, kv_bytes);
+        let experts = place_experts(&model, &shares, kv_bytes)?;
+        let budget = shares.for_experts();
         if experts.total_bytes() > budget {
             notices.push(format!(
                 "{} of {} of routed experts fit in memory; the others are read when needed",
@@ -182,18 +180,95 @@ impl Runner {
     }
 }
 
-/// Refuses, from headers alone, a budget that the dense weights by themselves exceed.
-fn refuse_hopeless_budget(dir: &Path, budget: u64) -> Result<()> {
-    let dense = crate::model::dense_bytes(&Catalog::open(dir)?);
-    if dense > budget {
-        return Err(Error::DoesNotFit {
-            what: "cannot place the dense weights".into(),
-            need_bytes: dense,
-            have_bytes: budget,
-            hint: "raise --ram, or leave it out to use what is available".into(),
-        });
+/// Bytes that a conversation of `ctx` tokens takes.
+pub fn conversation_bytes(layouts: &[KvLayout], ctx: usize) -> u64 {
+    let per_position: usize = layouts.iter().map(|layout| layout.bytes_per_position()).sum();
+    (per_position * ctx.next_multiple_of(KV_BLOCK)) as u64
+}
+
+/// What a process may use of the memory, and what is taken of that before experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shares {
+    /// Bytes there are.
+    pub have: u64,
+    /// Bytes of them that are taken.
+    pub taken: u64,
+    /// Bytes that were to be had before the dense part was loaded.
+    before_dense: u64,
+    /// Whether somebody set the budget.
+    asked_for: bool,
+}
+
+impl Shares {
+    /// With `available` bytes before the dense part is loaded and `left` after it, when the process
+    /// takes `resident`, and `conversations` bytes of conversations to come.
+    pub fn of(
+        options: &RunnerOptions,
+        available: u64,
+        left: u64,
+        resident: u64,
+        conversations: u64,
+    ) -> Self {
+        let share = |bytes: u64| {
+            // Where nothing is known, nothing is refused.
+            if bytes == 0 { u64::MAX } else { (bytes as f64 * AUTO_SHARE) as u64 }
+        };
+        match options.ram_bytes {
+            Some(ram) => Self {
+                have: ram,
+                taken: resident + conversations,
+                before_dense: ram,
+                asked_for: true,
+            },
+            None => Self {
+                have: share(left),
+                taken: conversations,
+                before_dense: share(available),
+                asked_for: false,
+            },
+        }
     }
-    Ok(())
+
+    /// Bytes that are left for experts.
+    pub fn for_experts(&self) -> u64 {
+        self.have.saturating_sub(self.taken)
+    }
+}
+
+/// Refuses, before they are read, dense weights that by themselves exceed what there is.
+///
+/// # Errors
+/// [`Error::DoesNotFit`]
+pub fn refuse_hopeless_budget(dense: u64, shares: &Shares) -> Result<()> {
+    if dense <= shares.before_dense {
+        return Ok(());
+    }
+    let hint = if shares.asked_for {
+        "raise --ram, or leave it out to use what is available"
+    } else {
+        "free some memory, or make the model smaller with 'colibri convert'"
+    };
+    Err(Error::DoesNotFit {
+        what: "cannot place the dense weights".into(),
+        need_bytes: dense,
+        have_bytes: shares.before_dense,
+        hint: hint.into(),
+    })
+}
+
+/// A store of the model's experts within what `shares` leave.
+///
+/// # Errors
+/// [`Error::DoesNotFit`] if that does not hold what one token needs.
+pub fn place_experts(model: &Model, shares: &Shares, conversations: u64) -> Result<ExpertStore> {
+    ExpertStore::new(
+        model.catalog.clone(),
+        model.experts.clone(),
+        model.n_experts,
+        model.top_k,
+        shares.for_experts(),
+    )
+    .map_err(|error| with_reserves(error, shares.have, shares.taken, conversations))
 }
 
 /// Turns the expert store's shortage into one about the whole budget.
