@@ -140,11 +140,11 @@ const FEW: usize = 8;
 
 /// The first of `parts`, and how many more there are.
 fn few(parts: &[String], separator: &str) -> String {
-    let mut text = parts[..parts.len().min(FEW)].join(separator);
-    if parts.len() > FEW {
-        text += &format!("{separator}and {} more", parts.len() - FEW);
+    let text = parts[..parts.len().min(FEW)].join(separator);
+    match parts.len().saturating_sub(FEW) {
+        0 => text,
+        more => format!("{text}{separator}and {more} more"),
     }
-    text
 }
 
 /// One line for all of `errors`; the path is told once for neighbours that share it.

@@ -23,8 +23,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::error::{Error, Result};
 use files::MAX_JSON_BYTES;
 pub use files::{open_regular, read_capped, read_json};
-use folders::{Shards, is_plain_name};
 pub use folders::split_dirs;
+use folders::{Shards, is_plain_name};
 use header::{Header, read_header};
 use manifest::{Content, JOURNAL, MANIFEST, Manifest};
 use record::{Digest, Part, RECORDS_KEY};
@@ -189,7 +189,8 @@ impl Catalog {
                 0 => String::new(),
                 n => format!(" and {n} others"),
             };
-            let reason = format!("lacks tensor {}{others}, which the index places here", tensors[0]);
+            let reason =
+                format!("lacks tensor {}{others}, which the index places here", tensors[0]);
             Error::bad_file(self.dir.join(shard), reason)
         };
         lacking.into_iter().map(told).collect()

@@ -120,7 +120,13 @@ PYTHON_LEVELS = [
         "commands.convert",
         "commands.legacy_chat",
     },
-    {"commands.bench", "commands.bench.quality", "commands.chat", "commands.doctor", "commands.info"},
+    {
+        "commands.bench",
+        "commands.bench.quality",
+        "commands.chat",
+        "commands.doctor",
+        "commands.info",
+    },
     {"cli"},
     {"__init__", "__main__", "_engine_entry", "_template_worker"},
 ]
@@ -183,7 +189,13 @@ def test_who_may_import_what() -> None:
     # One waits for its process in a thread of its own, the other with nothing else to do.
     assert importers("subprocess") == {"conformance.process", "template_process"}
     core = {"__init__", "_engine_entry", "commands.serve", "engine", "engine_process", "model"}
-    core |= {"commands.bench.quality", "commands.convert", "commands.doctor", "prompt", "_template_worker"}
+    core |= {
+        "commands.bench.quality",
+        "commands.convert",
+        "commands.doctor",
+        "prompt",
+        "_template_worker",
+    }
     core |= {"quality.compare", "quality.plain"}
     assert importers("colibri._core") <= core
 

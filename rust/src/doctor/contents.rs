@@ -120,8 +120,10 @@ mod tests {
 
     #[test]
     fn values_that_are_not_finite_are_counted_in_every_type() {
-        let f32s: Vec<u8> =
-            [1.0, f32::NAN, f32::MAX, f32::NEG_INFINITY].iter().flat_map(|v| v.to_le_bytes()).collect();
+        let f32s: Vec<u8> = [1.0, f32::NAN, f32::MAX, f32::NEG_INFINITY]
+            .iter()
+            .flat_map(|v| v.to_le_bytes())
+            .collect();
         assert_eq!(not_finite(F32, &f32s), 2);
         let halves = |v: &[u16]| v.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
         assert_eq!(not_finite(F16, &halves(&[0x3c00, 0x7c00, 0xfe01, 0x7bff])), 2);

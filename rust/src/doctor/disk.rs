@@ -107,7 +107,8 @@ fn pieces(catalog: &Catalog, experts: bool) -> Vec<Piece<'_>> {
 fn shuffle(pieces: &mut [Piece]) {
     let mut state = 1u64;
     for i in (1..pieces.len()).rev() {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         pieces.swap(i, (state >> 33) as usize % (i + 1));
     }
 }

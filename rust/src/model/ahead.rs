@@ -96,11 +96,7 @@ impl<'a> Ahead<'a> {
     ///
     /// # Panics
     /// If the survey did not find it, or it was taken before.
-    pub(super) fn take(
-        &self,
-        name: &str,
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<Matrix> {
+    pub(super) fn take(&self, name: &str, progress: &mut dyn FnMut(u64, u64)) -> Result<Matrix> {
         let mut state = self.state();
         let place = state.places.remove(name).expect("a family asks twice for the same matrices");
         loop {

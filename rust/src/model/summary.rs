@@ -30,9 +30,8 @@ pub fn summary(dir: &Path, more: &[PathBuf]) -> Result<Value> {
     let (catalog, faults) = Catalog::examine(dir, more)?;
     Error::unless_empty(faults)?;
     let catalog = Arc::new(catalog);
-    let survey = arch::find(&model_type).and_then(|family| {
-        Survey::of(config, family, Arc::clone(&catalog), Vec::new(), 1, false)
-    });
+    let survey = arch::find(&model_type)
+        .and_then(|family| Survey::of(config, family, Arc::clone(&catalog), Vec::new(), 1, false));
     let (model, unsupported) = match survey {
         Err(error) => (None, Some(error.to_string())),
         Ok(Survey { model, faults, .. }) => {
@@ -119,7 +118,10 @@ impl Part {
             Some(prefix) => {
                 let [n_out, n_in] = catalog.packed_shape(prefix.trim_end_matches('.'))?;
                 let weights = (n_out * n_in) as u64;
-                (weights, format!("int{}", stored.saturating_mul(32).checked_div(weights).unwrap_or(0)))
+                (
+                    weights,
+                    format!("int{}", stored.saturating_mul(32).checked_div(weights).unwrap_or(0)),
+                )
             }
         };
         self.count(parameters);

@@ -5,10 +5,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::Model;
 use super::ahead::Ahead;
 use super::arch::{self, Family};
 use super::loader::{Loader, MAX_POSITIONS, Pass};
-use super::Model;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::store::{Catalog, MatrixSource, Tensor};
@@ -55,7 +55,11 @@ impl Findings {
     pub(super) fn zeros(&mut self, n: usize) -> Result<Vec<f32>> {
         self.zeros += n;
         let is_missing = !self.faults.is_empty();
-        if is_missing && self.zeros > MAX_ZEROS { Err(Error::Interrupted) } else { Ok(vec![0.0; n]) }
+        if is_missing && self.zeros > MAX_ZEROS {
+            Err(Error::Interrupted)
+        } else {
+            Ok(vec![0.0; n])
+        }
     }
 }
 

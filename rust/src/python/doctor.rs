@@ -49,7 +49,8 @@ pub fn measure_disk(
         let catalog = open(path, model_dirs)?;
         Ok(doctor::measure_disk(&catalog, limit, &mut |done, total| {
             tell("measuring the disk", done, total)
-        })?.to_string())
+        })?
+        .to_string())
     })
 }
 
@@ -63,9 +64,8 @@ pub fn check_contents(
 ) -> PyResult<String> {
     with_progress(py, &progress, |tell| {
         let catalog = open(path, model_dirs)?;
-        let findings = doctor::check_contents(&catalog, &mut |done, total| {
-            tell("reading", done, total)
-        })?;
+        let findings =
+            doctor::check_contents(&catalog, &mut |done, total| tell("reading", done, total))?;
         let findings = findings.iter().map(doctor::Finding::to_json).collect();
         Ok(serde_json::Value::Array(findings).to_string())
     })

@@ -44,12 +44,11 @@ impl Shards {
         let dirs = distinct(dir, more)?;
         let index_path = dir.join(INDEX);
         let index = if index_path.exists() { Some(read_index(&index_path)?) } else { None };
-        let names: BTreeSet<String> = match &index {
-            Some(index) => index.values().cloned().collect(),
-            None => {
-                let listed = dirs.iter().map(|dir| list(dir)).collect::<Result<Vec<_>>>()?;
-                listed.into_iter().flatten().collect()
-            }
+        let names: BTreeSet<String> = if let Some(index) = &index {
+            index.values().cloned().collect()
+        } else {
+            let listed = dirs.iter().map(|dir| list(dir)).collect::<Result<Vec<_>>>()?;
+            listed.into_iter().flatten().collect()
         };
         let mut shards = Self { index, ..Self::default() };
         if names.is_empty() {
@@ -164,7 +163,8 @@ fn told_by_names(names: BTreeSet<String>) -> BTreeSet<String> {
         let Some((prefix, number)) = before.rsplit_once('-') else { continue };
         let count = |digits: &str| digits.parse().ok().filter(|n| (1..=MAX_SHARDS).contains(n));
         let (Some(n), Some(of)) = (count(number), count(total)) else { continue };
-        let sibling = |i: usize| format!("{prefix}-{i:0width$}-of-{total}{SUFFIX}", width = number.len());
+        let sibling =
+            |i: usize| format!("{prefix}-{i:0width$}-of-{total}{SUFFIX}", width = number.len());
         // The first of them found stands for all, so that each group is counted out once.
         if n <= of && !all.contains(name) {
             all.extend((1..=of).map(sibling));
@@ -216,8 +216,7 @@ mod tests {
                 touch(dir.path(), &names[i - 1]);
             }
             let [told] = &faults(dir.path(), &[])[..] else { panic!("one fault") };
-            let expected =
-                gone.map(|i| format!("m-{i:05}-of-00004.safetensors")).join(", ");
+            let expected = gone.map(|i| format!("m-{i:05}-of-00004.safetensors")).join(", ");
             assert!(told.ends_with(&format!("2 of 4 shards not found: {expected}")), "{told}");
             let map: BTreeMap<&String, &String> = names.iter().map(|n| (n, n)).collect();
             let json = serde_json::json!({ "weight_map": map });

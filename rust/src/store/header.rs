@@ -51,8 +51,7 @@ pub fn read_header(path: &Path, file: &File, file_bytes: u64) -> Result<Header> 
     let data_start = 8 + header_bytes;
     let expected = data_start + metadata.data_len() as u64;
     if expected != file_bytes {
-        let state =
-            if file_bytes < expected { "truncated" } else { "longer than its header says" };
+        let state = if file_bytes < expected { "truncated" } else { "longer than its header says" };
         return Err(Error::bad_file(
             path,
             format!("{state}: {expected} bytes expected, {file_bytes} found"),
@@ -119,7 +118,12 @@ mod tests {
             (format!("{{{entry}"), "no end"),
             (format!(r#"{{{entry},"b"#), "a string without end"),
             (format!("{{{entry},{entry}}}"), "a tensor twice"),
-            (format!(r#"{{{entry},"\u0061":{{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}}}"#), "twice, escaped"),
+            (
+                format!(
+                    r#"{{{entry},"\u0061":{{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}}}"#
+                ),
+                "twice, escaped",
+            ),
             (format!("{{{entry}}}").replace("[0,8]", "[0,12]"), "longer than its shape"),
             (format!("{{{entry}}}").replace("[0,8]", "[8,0]"), "reversed"),
             (format!("{{{entry}}}").replace("[0,8]", "[-8,0]"), "negative"),
