@@ -12,6 +12,7 @@ pub mod plain;
 pub mod record;
 mod source;
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::ops::Bound;
@@ -32,7 +33,14 @@ use source::fp8;
 pub use source::{FusedRows, MatrixSource, VectorSource};
 
 /// Bytes read at a time where a tensor need not be in memory as a whole.
-pub const READ_BYTES: usize = 4 << 20;
+pub const READ_BYTES: usize = 1 << 20;
+/// Bytes that the system is asked to read before they are wanted.
+const AHEAD_BYTES: usize = 8 << 20;
+
+thread_local! {
+    /// What pieces are read into. A buffer for each tensor would leave holes between matrices.
+    static PIECE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
 
 /// Whether a tensor belongs to a routed expert, which is not read at loading.
 pub fn is_routed_expert(name: &str) -> bool {
@@ -303,6 +311,24 @@ impl Catalog {
         Ok(found)
     }
 
+    /// Numbers that follow `prefix` and a dot in the names of tensors and of matrices in records;
+    /// none if what could not be read may hold any.
+    pub fn numbers_below(&self, prefix: &str) -> Option<BTreeSet<usize>> {
+        let Unread::Only(unread) = &self.unread else { return None };
+        let prefix = format!("{prefix}.");
+        let from = (Bound::Included(prefix.as_str()), Bound::Unbounded);
+        let tensors = self.tensors.range::<str, _>(from).map(|(name, _)| name);
+        let parts = self.parts.range::<str, _>(from).map(|(name, _)| name);
+        let number = |name: &String| {
+            let rest = name.strip_prefix(&prefix)?;
+            Some(rest.split('.').next().unwrap_or(rest).parse().ok())
+        };
+        let found = tensors.map_while(number);
+        let found = found.chain(parts.map_while(number));
+        let unread = unread.range::<str, _>(from).map_while(number);
+        Some(found.chain(unread).flatten().collect())
+    }
+
     /// The model folder.
     pub fn dir(&self) -> &Path {
         &self.dir
@@ -391,11 +417,21 @@ impl Catalog {
         size: usize,
         take: &mut dyn FnMut(&[u8]) -> Result<()>,
     ) -> Result<()> {
-        let mut buffer = vec![0u8; size.min(tensor.bytes)];
+        let file = &self.shards[tensor.shard].file;
+        let advise = |from: usize, bytes: usize| {
+            let from = from.min(tensor.bytes);
+            let bytes = bytes.min(tensor.bytes - from) as u64;
+            files::will_need(file, tensor.offset + from as u64, bytes);
+        };
+        // Taken, so that `take` may read too.
+        let mut buffer = PIECE.take();
+        buffer.resize(size.min(tensor.bytes), 0);
+        advise(0, AHEAD_BYTES);
         let mut check = tensor.digest.as_ref().and_then(|digest| digest.begin());
         let mut from = 0;
         while from < tensor.bytes {
             let piece = &mut buffer[..size.min(tensor.bytes - from)];
+            advise(from + AHEAD_BYTES, piece.len());
             self.read_at(tensor, from, piece)?;
             if let Some(check) = &mut check {
                 check.update(piece);
@@ -403,6 +439,7 @@ impl Catalog {
             take(piece)?;
             from += piece.len();
         }
+        PIECE.replace(buffer);
         check.map_or(Ok(()), |check| check.end(self.path_of(tensor)))
     }
 

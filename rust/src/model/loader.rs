@@ -290,17 +290,22 @@ impl<'a> Loader<'a> {
             let name = full(e, part);
             MatrixSource::exists(self.catalog, &name) || self.catalog.may_be_unread(&name)
         };
-        let gaps: Vec<usize> =
-            (0..n).filter(|&e| ![gate, up, down].iter().all(|part| has(e, part))).collect();
-        for e in 0..n {
-            for part in [gate, up, down] {
-                self.used.insert(full(e, part));
-            }
-        }
+        // A configuration may claim any number of experts: work is done for those that are there.
+        let there = self.catalog.numbers_below(prefix);
+        let is_whole = |e: usize| {
+            there.as_ref().is_none_or(|there| there.contains(&e))
+                && [gate, up, down].iter().all(|part| has(e, part))
+        };
+        let gaps: Vec<usize> = (0..n).filter(|&e| !is_whole(e)).collect();
         if !gaps.is_empty() {
             let reason = format!("{prefix}: experts {} are missing or incomplete", ranges(&gaps));
             self.fault(prefix, Error::bad_file(self.catalog.dir(), reason))?;
             return Ok(Vec::new());
+        }
+        for e in 0..n {
+            for part in [gate, up, down] {
+                self.used.insert(full(e, part));
+            }
         }
         let source = |e: usize| {
             let find = |part: &str, n_out, n_in| {

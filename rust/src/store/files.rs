@@ -61,13 +61,25 @@ pub fn read_json(path: &Path) -> Result<Value> {
 }
 
 /// Drops the pages that the system keeps of a part of `file`, where it lets one.
-#[allow(unsafe_code, reason = "the standard library gives no such advice")]
 pub(super) fn forget(file: &File, from: u64, bytes: u64) {
+    advise(file, from, bytes, libc::POSIX_FADV_DONTNEED);
+}
+
+/// Has the system read a part of `file` into its pages, while we do something else.
+pub(super) fn will_need(file: &File, from: u64, bytes: u64) {
+    if bytes > 0 {
+        advise(file, from, bytes, libc::POSIX_FADV_WILLNEED);
+    }
+}
+
+/// Advice costs nothing if it is not taken, so its result does not matter.
+#[allow(unsafe_code, reason = "the standard library gives no such advice")]
+fn advise(file: &File, from: u64, bytes: u64, advice: libc::c_int) {
     #[cfg(target_os = "linux")]
     // SAFETY: the call takes numbers only, and the descriptor is open.
     unsafe {
         let (from, bytes) = (from.cast_signed(), bytes.cast_signed());
-        libc::posix_fadvise(file.as_raw_fd(), from, bytes, libc::POSIX_FADV_DONTNEED);
+        libc::posix_fadvise(file.as_raw_fd(), from, bytes, advice);
     }
 }
 
