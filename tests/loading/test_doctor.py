@@ -351,7 +351,8 @@ def test_info_tells_sizes_and_what_is_not_supported(tmp_path: Path) -> None:
         "supported: yes",
         "experts: 16 in each of 4 sparse layers",
         "context: 4,096",
-        "largest expert:",
+        "largest expert:\n    size: 6.1 kB",
+        "total size: 632.2 kB",
     ):
         assert part in told, told
     reconfigure(folder, hidden_act="gelu")
