@@ -198,11 +198,43 @@ def cache_hits(
 ) -> int:
     """See ``colibri.traces.Trace.hits``."""
 
-def describe(path: str) -> str:
-    """What a model folder holds, as a JSON object (family, sizes, formats, gaps).
+def describe(path: str, model_dirs: str | None = None) -> str:
+    """What a model folder holds, as a JSON object (family, sizes, formats, what is not supported).
 
-    Reads headers only.
+
+    Reads headers only. ``model_dirs`` is a list of further folders as in ``COLI_MODEL_DIRS``.
     """
+
+def examine(
+    path: str,
+    model_dirs: str | None,
+    *,
+    ram_gb: float | None,
+    ctx: int | None,
+    slots: int,
+    threads: int | None,
+) -> str:
+    """What is in the way of an engine with these options, found by its own loader.
+
+    A JSON object: ``findings`` (severity, text, hint), ``files``, ``memory``, ``machine``. Reads
+    headers and small tensors.
+    """
+
+def measure_disk(
+    path: str,
+    model_dirs: str | None,
+    seconds: float,
+    progress: Callable[[str, int, int], object],
+) -> str:
+    """How fast the model's files are read in the engine's pieces, as a JSON object.
+
+    Takes at most ``seconds``; ``progress`` is called with milliseconds.
+    """
+
+def check_contents(
+    path: str, model_dirs: str | None, progress: Callable[[str, int, int], object]
+) -> str:
+    """Read every byte; a JSON list of findings like those of ``examine``."""
 
 @final
 class Conversion:

@@ -445,6 +445,20 @@ def make_parser() -> argparse.ArgumentParser:
     info.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     info.add_argument("--json", action="store_true", help="as JSON")
 
+    doctor = commands.add_parser(
+        "doctor",
+        help="find what is in the way of running a model; exit code 1 if there is something",
+    )
+    doctor.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    doctor.add_argument(
+        "--deep",
+        action="store_true",
+        help="read every byte: compare hashes where the model has them, look for values that are "
+        "not finite",
+    )
+    doctor.add_argument("--json", action="store_true", help="as JSON")
+    _engine_arguments(doctor)
+
     convert = commands.add_parser(
         "convert",
         usage="colibri convert SRC DST [options]\n       colibri convert --verify DST",
@@ -491,6 +505,7 @@ _MODULES = {
     "chat": "chat",
     "run": "run",
     "info": "info",
+    "doctor": "doctor",
     "convert": "convert",
     "bench": "bench",
     "trace": "trace",

@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::legacy::{self, Chat, LegacyOptions};
 use crate::mux::{self, SessionOptions, Wire};
 use crate::runner::RunnerOptions;
+use crate::store::split_dirs;
 
 /// Exit code for a command line that cannot be used.
 const EXIT_USAGE: i32 = 2;
@@ -38,6 +39,9 @@ struct Args {
     /// Model folder, where none is given by position
     #[arg(long, env = "COLI_MODEL", value_name = "DIR")]
     model: Option<OsString>,
+    /// Further folders that hold shards of the model, separated by colons
+    #[arg(long, env = "COLI_MODEL_DIRS", value_name = "DIRS")]
+    model_dirs: Option<String>,
     /// Speak the multiplexed protocol, as with `SERVE_BATCH=1` (the default where stdin is no
     /// terminal)
     #[arg(long, conflicts_with = "legacy")]
@@ -299,6 +303,7 @@ fn serve(args: &Args, model: &Path, legacy: Option<LegacyOptions>) -> Result<i32
         isa: args.isa,
         expert_slots: args.expert_slots,
         state_dir: Some(state_dir(args, model)?),
+        more_dirs: args.model_dirs.as_deref().map(split_dirs).unwrap_or_default(),
     };
     let mut reported = None;
     let mut engine = Engine::load(model, &options, &mut |done, total| {

@@ -149,7 +149,7 @@ impl Memory {
 }
 
 /// Limit and anonymous use of this process' cgroup, where one is set.
-fn cgroup_memory() -> Option<(u64, u64)> {
+pub fn cgroup_memory() -> Option<(u64, u64)> {
     let own = fs::read_to_string("/proc/self/cgroup").ok()?;
     let path = own.lines().find_map(|line| line.strip_prefix("0::"))?;
     let dir = std::path::Path::new("/sys/fs/cgroup").join(path.trim_start_matches('/'));

@@ -92,6 +92,44 @@ pub enum Event {
     },
 }
 
+/// The tokenizer of the model folder `dir`.
+///
+/// # Errors
+/// [`Error::FileMissing`], or what [`Tokenizer::load`] refuses.
+pub fn load_tokenizer(dir: &Path) -> Result<Tokenizer> {
+    let path = dir.join("tokenizer.json");
+    if path.is_file() {
+        return Tokenizer::load(&path);
+    }
+    if dir.join("tiktoken.model").is_file() {
+        return Err(Error::Unsupported {
+            what: "tiktoken.model as the only tokenizer".into(),
+            hint: "put a tokenizer.json that was made from it into the folder".into(),
+        });
+    }
+    Err(Error::FileMissing {
+        path,
+        hint: "copy the tokenizer.json that belongs to the model into the folder".into(),
+    })
+}
+
+/// Refuses a tokenizer of `dir` with tokens outside the model's vocabulary.
+///
+/// # Errors
+/// [`Error::BadFile`]
+pub fn check_vocabulary(dir: &Path, tokenizer: &Tokenizer, vocab: usize) -> Result<()> {
+    if tokenizer.vocab_size() <= vocab {
+        return Ok(());
+    }
+    Err(Error::bad_file(
+        dir.join("tokenizer.json"),
+        format!(
+            "has token ids up to {}, the model's vocabulary is {vocab}; it belongs to another model",
+            tokenizer.vocab_size() - 1
+        ),
+    ))
+}
+
 /// A model that answers requests.
 pub struct Engine {
     /// The model and its memory.
@@ -117,31 +155,9 @@ impl Engine {
     ) -> Result<Self> {
         // Small files first: a wrong tokenizer is told before the long read.
         crate::config::Config::open(dir)?;
-        let path = dir.join("tokenizer.json");
-        if !path.is_file() {
-            if dir.join("tiktoken.model").is_file() {
-                return Err(Error::Unsupported {
-                    what: "tiktoken.model as the only tokenizer".into(),
-                    hint: "put a tokenizer.json that was made from it into the folder".into(),
-                });
-            }
-            return Err(Error::FileMissing {
-                path,
-                hint: "copy the tokenizer.json that belongs to the model into the folder".into(),
-            });
-        }
-        let tokenizer = Tokenizer::load(&path)?;
+        let tokenizer = load_tokenizer(dir)?;
         let runner = Runner::load(dir, options, progress)?;
-        let vocab = runner.model.decoder.vocab();
-        if tokenizer.vocab_size() > vocab {
-            return Err(Error::bad_file(
-                path,
-                format!(
-                    "has token ids up to {}, the model's vocabulary is {vocab}; it belongs to another model",
-                    tokenizer.vocab_size() - 1
-                ),
-            ));
-        }
+        check_vocabulary(dir, &tokenizer, runner.model.decoder.vocab())?;
         Ok(Self {
             runner,
             tokenizer: Arc::new(tokenizer),

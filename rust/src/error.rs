@@ -34,6 +34,18 @@ pub enum Error {
         /// What to do about it.
         hint: String,
     },
+    /// Some of the files that hold a model's weights are missing.
+    #[error("{}: {} of {total} shards not found: {}", dir.display(), names.len(), few(names, ", "))]
+    ShardsMissing {
+        /// The model folder.
+        dir: PathBuf,
+        /// Names of the files.
+        names: Vec<String>,
+        /// How many files there should be.
+        total: usize,
+        /// What to do about it.
+        hint: String,
+    },
     /// A file of the model folder cannot be used.
     #[error("{}: {}", one_line(path.display()), one_line(reason))]
     BadFile {
@@ -50,6 +62,10 @@ pub enum Error {
         /// What to do about it.
         hint: String,
     },
+
+    /// Several of these at once, so that a model can be repaired in one go.
+    #[error("{}", together(.0))]
+    Several(Vec<Error>),
 
     // --- resources ---
     /// A memory budget is too small for what must be in it.
@@ -122,6 +138,38 @@ pub enum Error {
     Interrupted,
 }
 
+/// Most parts of a list that are told in a message.
+const FEW: usize = 8;
+
+/// The first of `parts`, and how many more there are.
+fn few(parts: &[String], separator: &str) -> String {
+    let text = parts[..parts.len().min(FEW)].join(separator);
+    match parts.len().saturating_sub(FEW) {
+        0 => text,
+        more => format!("{text}{separator}and {more} more"),
+    }
+}
+
+/// One line for all of `errors`; the path is told once for neighbours that share it.
+fn together(errors: &[Error]) -> String {
+    let mut last = None;
+    let parts: Vec<String> = errors
+        .iter()
+        .map(|error| match error {
+            Error::BadFile { path, reason } if last == Some(path) => reason.clone(),
+            Error::BadFile { path, .. } => {
+                last = Some(path);
+                error.to_string()
+            }
+            other => {
+                last = None;
+                other.to_string()
+            }
+        })
+        .collect();
+    few(&parts, "; ")
+}
+
 /// Bytes in decimal units, to three digits, for people.
 pub fn human_bytes(bytes: u64) -> String {
     let mut value = bytes as f64;
@@ -157,10 +205,32 @@ impl Error {
         Self::BadFile { path: path.into(), reason: reason.into() }
     }
 
+    /// All of `errors` as one, if there are any.
+    ///
+    /// # Errors
+    /// The error itself if there is one, else [`Error::Several`].
+    pub fn unless_empty(mut errors: Vec<Self>) -> Result<()> {
+        match errors.len() {
+            0 => Ok(()),
+            1 => Err(errors.remove(0)),
+            _ => Err(Self::Several(errors)),
+        }
+    }
+
+    /// The errors that this one stands for.
+    pub fn each(self) -> Vec<Self> {
+        match self {
+            Self::Several(errors) => errors.into_iter().flat_map(Self::each).collect(),
+            one => vec![one],
+        }
+    }
+
     /// Advice that goes with the error, if there is any.
     pub fn hint(&self) -> Option<&str> {
         match self {
+            Self::Several(errors) => errors.iter().find_map(Self::hint),
             Self::FileMissing { hint, .. }
+            | Self::ShardsMissing { hint, .. }
             | Self::Unsupported { hint, .. }
             | Self::DoesNotFit { hint, .. } => Some(hint),
             _ => None,
@@ -201,6 +271,20 @@ mod tests {
         assert_eq!(one_line("x".repeat(MAX_QUOTED)).len(), MAX_QUOTED);
         let cut = one_line("x".repeat(1 << 20));
         assert!(cut.ends_with("x\u{2026}") && cut.chars().count() == MAX_QUOTED + 1);
+    }
+
+    #[test]
+    fn several_errors_are_one_line_that_ends() {
+        let gap = |path: &str, i: usize| Error::bad_file(path, format!("tensor {i} is missing"));
+        assert!(Error::unless_empty(Vec::new()).is_ok());
+        let one = Error::unless_empty(vec![gap("a", 1)]).expect_err("one");
+        assert_eq!(one.to_string(), "a: tensor 1 is missing");
+        let three = Error::unless_empty(vec![gap("a", 1), gap("a", 2), gap("b", 3)]);
+        let text = "a: tensor 1 is missing; tensor 2 is missing; b: tensor 3 is missing";
+        assert_eq!(three.expect_err("three").to_string(), text);
+        let many = Error::Several((0..20).map(|i| gap("a", i)).collect());
+        assert!(many.to_string().ends_with("tensor 7 is missing; and 12 more"), "{many}");
+        assert_eq!(Error::Several(vec![many, gap("b", 1)]).each().len(), 21);
     }
 
     #[test]

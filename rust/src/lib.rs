@@ -9,6 +9,7 @@ pub mod cli;
 pub mod config;
 pub mod convert;
 pub mod cpu;
+pub mod doctor;
 pub mod dtype;
 pub mod engine;
 pub mod error;

@@ -157,17 +157,9 @@ impl Matrix {
     /// # Panics
     /// If `bytes` is not exactly as long as the shape says.
     pub fn from_plain(dtype: Dtype, bytes: &[u8], n_out: usize, n_in: usize) -> Self {
-        assert_eq!(bytes.len(), n_out * n_in * dtype.bytes(), "plain tensor of the stated shape");
-        let half = |i: usize| u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]);
-        let elements = match dtype {
-            Dtype::F32 => Elements::F32(tiled(n_out, n_in, 0.0, |row, k| {
-                let i = 4 * (row * n_in + k);
-                f32::from_le_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]])
-            })),
-            Dtype::F16 => Elements::F16(tiled(n_out, n_in, 0, |row, k| half(row * n_in + k))),
-            Dtype::Bf16 => Elements::Bf16(tiled(n_out, n_in, 0, |row, k| half(row * n_in + k))),
-        };
-        Self { n_out, n_in, elements }
+        let mut rows = PlainRows::new(dtype, n_out, n_in);
+        rows.push(bytes);
+        rows.finish()
     }
 
     /// Lays out quantised values `q(row, k)`, codes in the case of `Mxfp4`, with `scales`,
@@ -302,6 +294,81 @@ impl Matrix {
         }));
         Self { n_out, n_in, elements }
     }
+}
+
+/// A matrix of floats that is laid out while its rows come.
+pub struct PlainRows {
+    matrix: Matrix,
+    /// Rows that have come.
+    n_rows: usize,
+}
+
+impl PlainRows {
+    /// Before the first row of `[n_out, n_in]`.
+    pub fn new(dtype: Dtype, n_out: usize, n_in: usize) -> Self {
+        let n = n_out.next_multiple_of(TILE) * n_in;
+        let elements = match dtype {
+            Dtype::F32 => Elements::F32(Vec::with_capacity(n)),
+            Dtype::F16 => Elements::F16(Vec::with_capacity(n)),
+            Dtype::Bf16 => Elements::Bf16(Vec::with_capacity(n)),
+        };
+        Self { matrix: Matrix { n_out, n_in, elements }, n_rows: 0 }
+    }
+
+    /// Takes the next rows, row-major and little-endian: whole tiles, or the last of all.
+    ///
+    /// # Panics
+    /// If they are neither, or not whole rows.
+    pub fn push(&mut self, bytes: &[u8]) {
+        assert!(self.n_rows.is_multiple_of(TILE), "rows after the last");
+        let n_in = self.matrix.n_in;
+        self.n_rows += match &mut self.matrix.elements {
+            Elements::F32(out) => push_tiles(bytes, n_in, out, f32::from_le_bytes),
+            Elements::F16(out) | Elements::Bf16(out) => {
+                push_tiles(bytes, n_in, out, u16::from_le_bytes)
+            }
+            Elements::Fp8(_) | Elements::Int(_) => unreachable!("made of plain floats"),
+        };
+    }
+
+    /// The matrix.
+    ///
+    /// # Panics
+    /// If rows are missing or too many.
+    pub fn finish(self) -> Matrix {
+        assert_eq!(self.n_rows, self.matrix.n_out, "plain tensor of the stated shape");
+        self.matrix
+    }
+}
+
+/// Inputs that are laid out for all rows of a tile before the next ones: what is written so stays in
+/// the nearest cache.
+const INPUT_BLOCK: usize = 64;
+
+/// Appends the rows in `bytes` to `out` tile by tile; returns how many they are.
+fn push_tiles<T: Copy + Default, const N: usize>(
+    bytes: &[u8],
+    n_in: usize,
+    out: &mut Vec<T>,
+    value: impl Fn([u8; N]) -> T,
+) -> usize {
+    let (values, rest) = bytes.as_chunks::<N>();
+    assert!(rest.is_empty() && values.len().is_multiple_of(n_in), "whole rows");
+    for rows in values.chunks(TILE * n_in) {
+        let start = out.len();
+        out.resize(start + TILE * n_in, T::default());
+        let tile = &mut out[start..];
+        for first in (0..n_in).step_by(INPUT_BLOCK) {
+            let inputs = first..n_in.min(first + INPUT_BLOCK);
+            let block = &mut tile[inputs.start * TILE..inputs.end * TILE];
+            for (lane, row) in rows.chunks_exact(n_in).enumerate() {
+                for (bytes, lanes) in row[inputs.clone()].iter().zip(block.chunks_exact_mut(TILE)) {
+                    lanes[lane] = value(*bytes);
+                }
+            }
+        }
+    }
+    values.len() / n_in
 }
 
 /// The nibble of input `k` of a group among the `bytes` that a line has for a row.

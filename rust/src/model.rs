@@ -3,6 +3,7 @@
 //! Owns: the mathematics of a forward pass. Does not own: where experts are (`experts`), which
 //! rows a step has (`engine`).
 
+mod ahead;
 pub mod arch;
 mod attention;
 mod decoder;
@@ -15,11 +16,10 @@ mod mla;
 mod rope;
 mod router;
 mod summary;
+mod survey;
 
-use std::path::Path;
 use std::sync::Arc;
 
-use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::experts::ExpertSource;
 use crate::kernels::Kernels;
@@ -30,8 +30,8 @@ use crate::threads::Team;
 pub use decoder::{Decoder, Logits};
 pub use dsa::Selection;
 pub use loader::Loader;
-use loader::MAX_POSITIONS;
 pub use summary::summary;
+pub use survey::Survey;
 
 /// One token position of one sequence within a step.
 #[derive(Clone, Copy, Debug)]
@@ -96,32 +96,10 @@ pub struct Model {
 }
 
 impl Model {
-    /// Loads the dense part of the model folder `dir` and finds its experts.
-    ///
-    /// `progress` is called with bytes done and in all.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] for a family or feature that is not implemented, before any large
-    /// read; [`Error::BadFile`] and the like for files that are missing or wrong.
-    pub fn load(dir: &Path, max_ctx: usize, progress: &mut dyn FnMut(u64, u64)) -> Result<Self> {
-        let config = Config::open(dir)?;
-        let family = arch::find(config.model_type()?)?;
-        let catalog = Arc::new(Catalog::open(dir)?);
-        let max_ctx = max_ctx.min(config.max_positions(MAX_POSITIONS)?);
-        let mut loader = Loader::new(&config, &catalog, max_ctx, progress);
-        (family.load)(&mut loader)
-    }
-
     /// What each layer keeps of a conversation.
     pub fn layouts(&self) -> Vec<LayerLayout> {
         self.decoder.layouts()
     }
-}
-
-/// Bytes on disk of everything but the routed experts.
-pub fn dense_bytes(catalog: &Catalog) -> u64 {
-    let dense = catalog.tensors().iter().filter(|(name, _)| !loader::is_routed_expert(name));
-    dense.map(|(_, tensor)| tensor.bytes as u64).sum()
 }
 
 /// Refuses a value that is not finite, naming where it appeared.

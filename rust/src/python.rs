@@ -1,6 +1,7 @@
 //! The `colibri._core` extension module: registration only.
 
 mod convert;
+mod doctor;
 mod engine;
 mod error;
 mod model;
@@ -25,6 +26,9 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(wire::format_submit, module)?)?;
     module.add_function(wrap_pyfunction!(engine::engine_main, module)?)?;
     module.add_function(wrap_pyfunction!(engine::describe, module)?)?;
+    module.add_function(wrap_pyfunction!(doctor::examine, module)?)?;
+    module.add_function(wrap_pyfunction!(doctor::measure_disk, module)?)?;
+    module.add_function(wrap_pyfunction!(doctor::check_contents, module)?)?;
     module.add_class::<sampling::Sampling>()?;
     module.add_function(wrap_pyfunction!(sampling::draw, module)?)?;
     module.add_class::<convert::PyConversion>()?;

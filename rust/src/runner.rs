@@ -12,8 +12,7 @@ use crate::experts::history::{HISTORY, History};
 use crate::experts::{ExpertSource, ExpertStore};
 use crate::kernels::Kernels;
 use crate::kv::{KvSlot, LayerLayout};
-use crate::model::{Logits, Model, Row, Step, Trace};
-use crate::store::Catalog;
+use crate::model::{Logits, Model, Row, Step, Survey, Trace};
 use crate::telemetry::Phases;
 use crate::threads::Team;
 
@@ -42,6 +41,8 @@ pub struct RunnerOptions {
     pub expert_slots: Option<usize>,
     /// Folder in which to remember what experts were used; none remembers nothing.
     pub state_dir: Option<PathBuf>,
+    /// Further folders with shards of the model.
+    pub more_dirs: Vec<PathBuf>,
 }
 
 impl Default for RunnerOptions {
@@ -54,6 +55,7 @@ impl Default for RunnerOptions {
             isa: None,
             expert_slots: None,
             state_dir: None,
+            more_dirs: Vec::new(),
         }
     }
 }
@@ -83,18 +85,21 @@ impl Runner {
     /// Loads the model folder `dir`; `progress` gets bytes done and in all.
     ///
     /// # Errors
-    /// Those of [`Model::load`], and [`Error::DoesNotFit`] if the budget is too small.
+    /// What [`Survey::whole`] and [`Survey::load`] refuse, and [`Error::DoesNotFit`] if the budget is too small.
     pub fn load(
         dir: &Path,
         options: &RunnerOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self> {
         let before = cpu::resident_bytes();
-        if let Some(budget) = options.ram_bytes {
-            refuse_hopeless_budget(dir, budget)?;
-        }
         let wanted = options.ctx.unwrap_or(DEFAULT_CTX);
-        let model = Model::load(dir, wanted, progress)?;
+        let survey = Survey::begin(dir, &options.more_dirs, wanted, false)?.whole()?;
+        let available = Memory::read().available_bytes;
+        refuse_hopeless_budget(
+            survey.dense_ram_bytes(),
+            &Shares::of(options, available, available, before, 0),
+        )?;
+        let model = survey.load(progress)?;
         let mut notices = model.notices.clone();
         let ctx = wanted.min(model.max_positions);
         if options.ctx.is_some() && ctx < wanted {
@@ -103,34 +108,18 @@ impl Runner {
             ));
         }
         let layouts = model.layouts();
-        let bytes = |layout: &LayerLayout| layout.bytes(ctx).saturating_mul(options.slots as u64);
-        let kv_bytes = layouts.iter().map(bytes).fold(0, u64::saturating_add);
+        let kv_bytes = conversation_bytes(&layouts, ctx).saturating_mul(options.slots as u64);
         let resident = cpu::resident_bytes().max(before);
-        let available = Memory::read().available_bytes;
-        let (have, taken) = match options.ram_bytes {
-            Some(ram) => (ram, resident.saturating_add(kv_bytes)),
-            None if available == 0 => {
-                notices.push(
-                    "how much memory is available is unknown here; --ram bounds what experts take"
-                        .into(),
-                );
-                (u64::MAX, kv_bytes)
-            }
-            None => ((available as f64 * AUTO_SHARE) as u64, kv_bytes),
-        };
-        let slots_bytes = options.expert_slots.map_or(u64::MAX, |slots| {
-            let largest = model.experts.iter().map(ExpertSource::ram_bytes).max().unwrap_or(0);
-            largest.saturating_mul((slots * model.sparse_layers.len()) as u64)
-        });
-        let budget = have.saturating_sub(taken).min(slots_bytes);
-        let mut experts = ExpertStore::new(
-            &model.catalog,
-            model.experts.clone(),
-            model.n_experts,
-            model.top_k,
-            budget,
-        )
-        .map_err(|error| with_reserves(error, have, taken, kv_bytes))?;
+        let left = Memory::read().available_bytes;
+        if options.ram_bytes.is_none() && left == 0 {
+            notices.push(
+                "how much memory is available is unknown here; --ram bounds what experts take"
+                    .into(),
+            );
+        }
+        let shares = Shares::of(options, available, left, resident, kv_bytes);
+        let mut experts = place_experts(&model, &shares, kv_bytes, options.expert_slots)?;
+        let budget = experts.budget_bytes();
         if experts.total_bytes() > budget {
             notices.push(format!(
                 "{} of {} of routed experts fit in memory; the others are read when needed",
@@ -239,18 +228,103 @@ fn remember(
     Ok(history)
 }
 
-/// Refuses, from headers alone, a budget that the dense weights by themselves exceed.
-fn refuse_hopeless_budget(dir: &Path, budget: u64) -> Result<()> {
-    let dense = crate::model::dense_bytes(&Catalog::open(dir)?);
-    if dense > budget {
-        return Err(Error::DoesNotFit {
-            what: "cannot place the dense weights".into(),
-            need_bytes: dense,
-            have_bytes: budget,
-            hint: "raise --ram, or leave it out to use what is available".into(),
-        });
+/// Bytes that a conversation of `ctx` tokens takes.
+pub fn conversation_bytes(layouts: &[LayerLayout], ctx: usize) -> u64 {
+    layouts.iter().map(|layout| layout.bytes(ctx)).fold(0, u64::saturating_add)
+}
+
+/// What a process may use of the memory, and what is taken of that before experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shares {
+    /// Bytes there are.
+    pub have: u64,
+    /// Bytes of them that are taken.
+    pub taken: u64,
+    /// Bytes that were to be had before the dense part was loaded.
+    before_dense: u64,
+    /// Whether somebody set the budget.
+    asked_for: bool,
+}
+
+impl Shares {
+    /// With `available` bytes before the dense part is loaded and `left` after it, when the process
+    /// takes `resident`, and `conversations` bytes of conversations to come.
+    pub fn of(
+        options: &RunnerOptions,
+        available: u64,
+        left: u64,
+        resident: u64,
+        conversations: u64,
+    ) -> Self {
+        let share = |bytes: u64| {
+            // Where nothing is known, nothing is refused.
+            if bytes == 0 { u64::MAX } else { (bytes as f64 * AUTO_SHARE) as u64 }
+        };
+        match options.ram_bytes {
+            Some(ram) => Self {
+                have: ram,
+                taken: resident.saturating_add(conversations),
+                before_dense: ram,
+                asked_for: true,
+            },
+            None => Self {
+                have: share(left),
+                taken: conversations,
+                before_dense: share(available),
+                asked_for: false,
+            },
+        }
     }
-    Ok(())
+
+    /// Bytes that are left for experts.
+    pub fn for_experts(&self) -> u64 {
+        self.have.saturating_sub(self.taken)
+    }
+}
+
+/// Refuses, before they are read, dense weights that by themselves exceed what there is.
+///
+/// # Errors
+/// [`Error::DoesNotFit`]
+pub fn refuse_hopeless_budget(dense: u64, shares: &Shares) -> Result<()> {
+    if dense <= shares.before_dense {
+        return Ok(());
+    }
+    let hint = if shares.asked_for {
+        "raise --ram, or leave it out to use what is available"
+    } else {
+        "free some memory, or make the model smaller with 'colibri convert'"
+    };
+    Err(Error::DoesNotFit {
+        what: "cannot place the dense weights".into(),
+        need_bytes: dense,
+        have_bytes: shares.before_dense,
+        hint: hint.into(),
+    })
+}
+
+/// A store of the model's experts within what `shares` leave.
+///
+/// # Errors
+/// [`Error::DoesNotFit`] if that does not hold what one token needs.
+pub fn place_experts(
+    model: &Model,
+    shares: &Shares,
+    conversations: u64,
+    expert_slots: Option<usize>,
+) -> Result<ExpertStore> {
+    let slots_bytes = expert_slots.map_or(u64::MAX, |slots| {
+        let largest = model.experts.iter().map(ExpertSource::ram_bytes).max().unwrap_or(0);
+        largest.saturating_mul((slots * model.sparse_layers.len()) as u64)
+    });
+    ExpertStore::new(
+        &model.catalog,
+        model.experts.clone(),
+        model.n_experts,
+        model.top_k,
+        shares.for_experts().min(slots_bytes),
+    )
+    .map_err(|error| with_reserves(error, shares.have, shares.taken, conversations))
 }
 
 /// Turns the expert store's shortage into one about the whole budget.

@@ -1,33 +1,52 @@
 //! What a model folder's safetensors files hold and where; positional reads of it.
 //!
 //! Owns: shards, the catalogue of tensors, the checks that a header deserves as bytes from a
-//! stranger. Does not own: what a tensor means (`model`), when an expert is read (`experts`).
+//! stranger, how much was read. Does not own: what a tensor means (`model`), when an expert is read
+//! (`experts`).
 
+mod files;
+mod folders;
+pub mod header;
 pub mod manifest;
 pub mod output;
 pub mod plain;
 pub mod record;
 mod source;
 
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::Read as _;
-use std::os::unix::fs::{FileExt, OpenOptionsExt as _};
+use std::ops::Bound;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-use serde_json::Value;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
+use files::MAX_JSON_BYTES;
+pub use files::{open_regular, read_capped, read_json};
+pub use folders::split_dirs;
+use folders::{Shards, is_plain_name};
+use header::{Header, read_header};
 use manifest::{Content, JOURNAL, MANIFEST, Manifest};
 use record::{Digest, Part, RECORDS_KEY};
 use source::fp8;
 pub use source::{FusedRows, MatrixSource, StackedRows, VectorSource};
 
-/// Largest safetensors header accepted; the format's own library stops at the same size.
-const MAX_HEADER_BYTES: u64 = 100_000_000;
-/// Largest JSON file read from a model folder.
-const MAX_JSON_BYTES: u64 = 256 << 20;
+/// Bytes read at a time where a tensor need not be in memory as a whole.
+pub const READ_BYTES: usize = 1 << 20;
+/// Bytes that the system is asked to read before they are wanted.
+const AHEAD_BYTES: usize = 8 << 20;
+
+thread_local! {
+    /// What pieces are read into. A buffer for each tensor would leave holes between matrices.
+    static PIECE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Whether a tensor belongs to a routed expert, which is not read at loading.
+pub fn is_routed_expert(name: &str) -> bool {
+    name.contains(".experts.")
+}
 
 /// Where one tensor lies.
 #[derive(Clone, Debug)]
@@ -44,6 +63,8 @@ pub struct Tensor {
     pub bytes: usize,
     /// The matrices it holds, if it is a record.
     pub record: Option<Arc<[Part]>>,
+    /// Whether it belongs to a routed expert.
+    pub routed: bool,
     /// What its bytes must be, if a manifest says so.
     digest: Option<Arc<Digest>>,
 }
@@ -71,6 +92,15 @@ struct Shard {
     header: blake3::Hash,
 }
 
+/// Bytes of tensors read so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BytesRead {
+    /// Of everything but routed experts.
+    pub dense: u64,
+    /// Of routed experts.
+    pub experts: u64,
+}
+
 /// Every tensor of a model folder.
 pub struct Catalog {
     dir: PathBuf,
@@ -80,6 +110,15 @@ pub struct Catalog {
     parts: BTreeMap<String, (String, usize)>,
     /// Rows and inputs that share a scale in e4m3 matrices.
     fp8_block: [usize; 2],
+    /// Tensors of shards that could not be read; all there may be if no index names them.
+    unread: Unread,
+    read: [AtomicU64; 2],
+}
+
+/// What may be in shards that could not be read.
+enum Unread {
+    Anything,
+    Only(BTreeSet<String>),
 }
 
 impl Catalog {
@@ -88,50 +127,48 @@ impl Catalog {
     ///
     /// # Errors
     /// A missing or truncated shard, a malformed header, a tensor that two shards hold or that the
-    /// index promises and no shard has.
+    /// index promises and no shard has; all of them at once.
     pub fn open(dir: &Path) -> Result<Self> {
-        let index_path = dir.join("model.safetensors.index.json");
-        let index = if index_path.exists() { Some(read_index(&index_path)?) } else { None };
-        let names = match &index {
-            Some(index) => index.values().cloned().collect::<std::collections::BTreeSet<_>>(),
-            None => list_shards(dir)?,
-        };
+        let (catalog, faults) = Self::examine(dir, &[])?;
+        Error::unless_empty(faults).map(|()| catalog)
+    }
+
+    /// As [`Catalog::open`] with shards in the folders `more` as well; what can be read, and what is
+    /// wrong with the rest.
+    ///
+    /// # Errors
+    /// What leaves nothing to be told: a folder or an index that cannot be used.
+    pub fn examine(dir: &Path, more: &[PathBuf]) -> Result<(Self, Vec<Error>)> {
         if dir.join(JOURNAL).exists() {
             return Err(Error::FileMissing {
                 path: dir.join(MANIFEST),
                 hint: "the conversion has not ended; run the same 'colibri convert' again".into(),
             });
         }
+        let Shards { found, index, mut faults, mut absent } = Shards::find(dir, more)?;
         let mut catalog = Self {
             dir: dir.to_owned(),
             shards: Vec::new(),
             tensors: BTreeMap::new(),
             parts: BTreeMap::new(),
             fp8_block: fp8::DEFAULT_BLOCK,
+            unread: Unread::Only(BTreeSet::new()),
+            read: [AtomicU64::new(0), AtomicU64::new(0)],
         };
-        let missing: Vec<&str> =
-            names.iter().filter(|name| !dir.join(name).is_file()).map(String::as_str).collect();
-        if let Some(first) = missing.first() {
-            return Err(Error::FileMissing {
-                path: dir.join(first),
-                hint: format!(
-                    "{} of {} shards are missing; download the model again",
-                    missing.len(),
-                    names.len()
-                ),
-            });
+        for (name, path) in found {
+            if let Err(error) = catalog.add_shard(&path) {
+                faults.push(error);
+                absent.insert(name);
+            }
         }
-        for name in &names {
-            catalog.add_shard(&dir.join(name))?;
-        }
-        if let Some(index) = &index
-            && let Some((tensor, shard)) =
-                index.iter().find(|(name, _)| !catalog.tensors.contains_key(*name))
-        {
-            return Err(Error::bad_file(
-                dir.join(shard),
-                format!("lacks tensor {tensor}, which the index places here"),
-            ));
+        match index {
+            Some(index) => {
+                faults.extend(catalog.broken_promises(&index, &absent));
+                let unread = index.into_iter().filter(|(_, shard)| absent.contains(shard));
+                catalog.unread = Unread::Only(unread.map(|(tensor, _)| tensor).collect());
+            }
+            None if !absent.is_empty() => catalog.unread = Unread::Anything,
+            None => {}
         }
         if catalog.tensors.values().any(|t| t.dtype == safetensors::Dtype::F8_E4M3) {
             catalog.fp8_block = fp8::block_size(dir)?;
@@ -139,9 +176,45 @@ impl Catalog {
         if !catalog.parts.is_empty()
             && let Some(manifest) = Manifest::open(dir)?
         {
-            catalog.attach_digests(&manifest)?;
+            faults.extend(catalog.attach_digests(&manifest).err());
         }
-        Ok(catalog)
+        Ok((catalog, faults))
+    }
+
+    /// Shards that lack what the index places there, apart from the `absent` ones.
+    fn broken_promises(
+        &self,
+        index: &BTreeMap<String, String>,
+        absent: &BTreeSet<String>,
+    ) -> Vec<Error> {
+        let mut lacking: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for (tensor, shard) in index {
+            if !self.tensors.contains_key(tensor) && !absent.contains(shard) {
+                lacking.entry(shard).or_default().push(tensor);
+            }
+        }
+        let told = |(shard, tensors): (&str, Vec<&str>)| {
+            let others = match tensors.len() - 1 {
+                0 => String::new(),
+                n => format!(" and {n} others"),
+            };
+            let reason =
+                format!("lacks tensor {}{others}, which the index places here", tensors[0]);
+            Error::bad_file(self.dir.join(shard), reason)
+        };
+        lacking.into_iter().map(told).collect()
+    }
+
+    /// Whether the tensor `name`, or one whose name goes on from there, may be in a shard that could
+    /// not be read.
+    pub fn may_be_unread(&self, name: &str) -> bool {
+        match &self.unread {
+            Unread::Anything => true,
+            Unread::Only(names) => names
+                .range::<str, _>((Bound::Included(name), Bound::Unbounded))
+                .map_while(|found| found.strip_prefix(name))
+                .any(|rest| rest.is_empty() || rest.starts_with(['.', '_'])),
+        }
     }
 
     /// Compares headers with the manifest and keeps what it says about tensors.
@@ -176,39 +249,11 @@ impl Catalog {
     fn add_shard(&mut self, path: &Path) -> Result<()> {
         let file = open_regular(path)?;
         let file_bytes = file.metadata().map_err(|e| Error::io(path, e))?.len();
-        let mut prefix = [0u8; 8];
-        if file_bytes < 8 {
-            return Err(Error::bad_file(path, "shorter than a safetensors header"));
-        }
-        file.read_exact_at(&mut prefix, 0).map_err(|e| Error::io(path, e))?;
-        let header_bytes = u64::from_le_bytes(prefix);
-        if header_bytes > MAX_HEADER_BYTES || header_bytes + 8 > file_bytes {
-            return Err(Error::bad_file(
-                path,
-                format!(
-                    "truncated or not a safetensors file: the header claims {header_bytes} bytes, \
-                     the file has {file_bytes}"
-                ),
-            ));
-        }
-        let mut header = vec![0u8; header_bytes as usize];
-        file.read_exact_at(&mut header, 8).map_err(|e| Error::io(path, e))?;
-        // Deserialising checks that tensors neither overlap nor leave gaps and that each is as
-        // long as its shape says.
-        let metadata: safetensors::tensor::Metadata = serde_json::from_slice(&header)
-            .map_err(|e| Error::bad_file(path, format!("invalid header: {e}")))?;
-        let data_start = 8 + header_bytes;
-        let expected = data_start + metadata.data_len() as u64;
-        if expected != file_bytes {
-            let state =
-                if file_bytes < expected { "truncated" } else { "longer than its header says" };
-            return Err(Error::bad_file(
-                path,
-                format!("{state}: {expected} bytes expected, {file_bytes} found"),
-            ));
-        }
+        let Header { metadata, data_start, hash } = read_header(path, &file, file_bytes)?;
         let mut records = self.read_records(path, &metadata)?;
         let shard = self.shards.len();
+        let mut found = Vec::new();
+        let mut doubled: Option<(String, &Path, usize)> = None;
         for (name, info) in metadata.tensors() {
             let (begin, end) = info.data_offsets;
             let tensor = Tensor {
@@ -218,22 +263,29 @@ impl Catalog {
                 offset: data_start + begin as u64,
                 bytes: end - begin,
                 record: records.remove(&name),
+                routed: is_routed_expert(&name),
                 digest: None,
             };
             if let Some(parts) = &tensor.record {
                 record::check_record(&name, &tensor, parts)
                     .map_err(|reason| Error::bad_file(path, reason))?;
             }
-            if self.tensors.contains_key(&name) {
-                return Err(Error::bad_file(path, format!("tensor {name} is in two shards")));
+            match (self.tensors.get(&name), &mut doubled) {
+                (None, _) => found.push((name, tensor)),
+                (Some(other), None) => doubled = Some((name, self.path_of(other), 0)),
+                (Some(_), Some((_, _, more))) => *more += 1,
             }
-            self.tensors.insert(name, tensor);
+        }
+        if let Some((name, other, more)) = doubled {
+            let others = if more > 0 { format!(" and {more} others are") } else { " is".into() };
+            let reason = format!("tensor {name}{others} in {} too", other.display());
+            return Err(Error::bad_file(path, reason));
         }
         if let Some(name) = records.keys().next() {
             return Err(Error::bad_file(path, format!("describes tensor {name}, which it lacks")));
         }
-        let header = blake3::Hasher::new().update(&prefix).update(&header).finalize();
-        self.shards.push(Shard { path: path.to_owned(), file, bytes: file_bytes, header });
+        self.tensors.extend(found);
+        self.shards.push(Shard { path: path.to_owned(), file, bytes: file_bytes, header: hash });
         Ok(())
     }
 
@@ -258,6 +310,24 @@ impl Catalog {
             found.insert(tensor, parts.into());
         }
         Ok(found)
+    }
+
+    /// Numbers that follow `prefix` and a dot in the names of tensors and of matrices in records;
+    /// none if what could not be read may hold any.
+    pub fn numbers_below(&self, prefix: &str) -> Option<BTreeSet<usize>> {
+        let Unread::Only(unread) = &self.unread else { return None };
+        let prefix = format!("{prefix}.");
+        let from = (Bound::Included(prefix.as_str()), Bound::Unbounded);
+        let tensors = self.tensors.range::<str, _>(from).map(|(name, _)| name);
+        let parts = self.parts.range::<str, _>(from).map(|(name, _)| name);
+        let number = |name: &String| {
+            let rest = name.strip_prefix(&prefix)?;
+            Some(rest.split('.').next().unwrap_or(rest).parse().ok())
+        };
+        let found = tensors.map_while(number);
+        let found = found.chain(parts.map_while(number));
+        let unread = unread.range::<str, _>(from).map_while(number);
+        Some(found.chain(unread).flatten().collect())
     }
 
     /// The model folder.
@@ -306,6 +376,12 @@ impl Catalog {
         &self.shards[tensor.shard].path
     }
 
+    /// Bytes of tensors read so far.
+    pub fn bytes_read(&self) -> BytesRead {
+        let [dense, experts] = self.read.each_ref().map(|n| n.load(Ordering::Relaxed));
+        BytesRead { dense, experts }
+    }
+
     /// Reads all bytes of `tensor`.
     pub fn read(&self, tensor: &Tensor) -> Result<Vec<u8>> {
         let mut bytes = vec![0u8; tensor.bytes];
@@ -326,27 +402,84 @@ impl Catalog {
         }
         debug_assert_eq!(from, tensor.bytes, "all of the tensor");
         match &tensor.digest {
-            Some(digest) => digest.check(self.path_of(tensor), places),
+            Some(digest) => digest.check(self.path_of(tensor), places.iter().map(|place| &**place)),
             None => Ok(()),
         }
+    }
+
+    /// Reads the bytes of `tensor` in pieces of at most `size` bytes and gives each to `take`;
+    /// compares them with the manifest the first time.
+    ///
+    /// # Errors
+    /// As [`Catalog::read_into`], and those of `take`.
+    pub fn read_pieces(
+        &self,
+        tensor: &Tensor,
+        size: usize,
+        take: &mut dyn FnMut(&[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let file = &self.shards[tensor.shard].file;
+        let advise = |from: usize, bytes: usize| {
+            let from = from.min(tensor.bytes);
+            let bytes = bytes.min(tensor.bytes - from) as u64;
+            files::will_need(file, tensor.offset + from as u64, bytes);
+        };
+        // Taken, so that `take` may read too.
+        let mut buffer = PIECE.take();
+        buffer.resize(size.min(tensor.bytes), 0);
+        advise(0, AHEAD_BYTES);
+        let mut check = tensor.digest.as_ref().and_then(|digest| digest.begin());
+        let mut from = 0;
+        while from < tensor.bytes {
+            let piece = &mut buffer[..size.min(tensor.bytes - from)];
+            advise(from + AHEAD_BYTES, piece.len());
+            self.read_at(tensor, from, piece)?;
+            if let Some(check) = &mut check {
+                check.update(piece);
+            }
+            take(piece)?;
+            from += piece.len();
+        }
+        PIECE.replace(buffer);
+        check.map_or(Ok(()), |check| check.end(self.path_of(tensor)))
     }
 
     /// Reads the bytes of `tensor` from byte `from` on, compared with nothing.
     pub fn read_at(&self, tensor: &Tensor, from: usize, out: &mut [u8]) -> Result<()> {
         let shard = &self.shards[tensor.shard];
+        self.read[usize::from(tensor.routed)].fetch_add(out.len() as u64, Ordering::Relaxed);
         shard
             .file
             .read_exact_at(out, tensor.offset + from as u64)
-            .map_err(|e| Error::io(&shard.path, e))
+            .map_err(|e| Error::io(&shard.path, files::shortened(e)))
     }
 
-    /// Reads a float tensor of exactly `shape`, widened to f32.
-    pub fn read_f32(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+    /// Asks the system to forget what it keeps in memory of `bytes` bytes of `tensor` from byte
+    /// `from` on, so that reading them measures the disk.
+    pub fn forget(&self, tensor: &Tensor, from: usize, bytes: usize) {
+        files::forget(&self.shards[tensor.shard].file, tensor.offset + from as u64, bytes as u64);
+    }
+
+    /// Whether a manifest says what the bytes of `tensor` must be.
+    pub fn has_digest(&self, tensor: &Tensor) -> bool {
+        tensor.digest.is_some()
+    }
+
+    /// The float tensor `name` of exactly `shape`, and its type.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] for a tensor that is missing, or is another.
+    pub fn find_f32(&self, name: &str, shape: &[usize]) -> Result<(&Tensor, crate::dtype::Dtype)> {
         let tensor = self.require(name)?;
         if tensor.shape != shape {
             return Err(self.wrong_shape(name, tensor, shape));
         }
-        let dtype = self.float_dtype(name, tensor)?;
+        Ok((tensor, self.float_dtype(name, tensor)?))
+    }
+
+    /// Reads a float tensor of exactly `shape`, widened to f32.
+    pub fn read_f32(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        let (tensor, dtype) = self.find_f32(name, shape)?;
         Ok(crate::dtype::widen(dtype, &self.read(tensor)?))
     }
 
@@ -374,194 +507,5 @@ impl Catalog {
     }
 }
 
-/// `tensor name -> file name` of an index, file names checked to be plain names.
-fn read_index(path: &Path) -> Result<BTreeMap<String, String>> {
-    let json = read_json(path)?;
-    let map = json
-        .get("weight_map")
-        .and_then(Value::as_object)
-        .ok_or_else(|| Error::bad_file(path, "has no weight_map"))?;
-    map.iter()
-        .map(|(name, file)| match file.as_str() {
-            Some(file) if is_plain_name(file) => Ok((name.clone(), file.to_owned())),
-            _ => Err(Error::bad_file(
-                path,
-                format!("tensor {name} is placed in {file}, which is not a plain file name"),
-            )),
-        })
-        .collect()
-}
-
-fn is_plain_name(name: &str) -> bool {
-    !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0'])
-}
-
-fn list_shards(dir: &Path) -> Result<std::collections::BTreeSet<String>> {
-    let entries = std::fs::read_dir(dir).map_err(|e| Error::io(dir, e))?;
-    let mut names = std::collections::BTreeSet::new();
-    for entry in entries {
-        let name = entry.map_err(|e| Error::io(dir, e))?.file_name();
-        if let Some(name) = name.to_str().filter(|name| name.ends_with(".safetensors")) {
-            names.insert(name.to_owned());
-        }
-    }
-    if names.is_empty() {
-        return Err(Error::FileMissing {
-            path: dir.join("model.safetensors"),
-            hint: "a model folder holds config.json, tokenizer.json and *.safetensors files".into(),
-        });
-    }
-    Ok(names)
-}
-
-/// Opens a file of a model folder, which must be a regular one: a pipe would never end its
-/// opening, and a device never its content. Checked on what was opened, so nothing can be swapped.
-///
-/// # Errors
-/// [`Error::FileMissing`], or [`Error::BadFile`] for anything that is no regular file.
-pub fn open_regular(path: &Path) -> Result<File> {
-    let opened = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
-    let file = match opened {
-        Ok(file) => file,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            return Err(Error::FileMissing {
-                path: path.to_owned(),
-                hint: "a model folder holds config.json, tokenizer.json and *.safetensors files"
-                    .into(),
-            });
-        }
-        Err(e) => return Err(Error::io(path, e)),
-    };
-    if !file.metadata().map_err(|e| Error::io(path, e))?.is_file() {
-        return Err(Error::bad_file(path, "is not a regular file"));
-    }
-    Ok(file)
-}
-
-/// Reads a file of a model folder of at most `limit` bytes, however long it claims to be.
-///
-/// # Errors
-/// Those of [`open_regular`], and [`Error::BadFile`] for one that is longer.
-pub fn read_capped(path: &Path, limit: u64) -> Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    open_regular(path)?.take(limit + 1).read_to_end(&mut bytes).map_err(|e| Error::io(path, e))?;
-    if bytes.len() as u64 > limit {
-        return Err(Error::bad_file(path, format!("larger than {} MiB", limit >> 20)));
-    }
-    Ok(bytes)
-}
-
-/// Reads and parses a JSON file of a model folder.
-///
-/// # Errors
-/// [`Error::FileMissing`], or [`Error::BadFile`] for one that is oversized or not JSON.
-pub fn read_json(path: &Path) -> Result<Value> {
-    let bytes = read_capped(path, MAX_JSON_BYTES)?;
-    serde_json::from_slice(&bytes)
-        .map_err(|e| Error::bad_file(path, format!("not valid JSON: {e}")))
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use safetensors::tensor::{TensorView, serialize_to_file};
-
-    fn write(path: &Path, tensors: &[(&str, &[f32])]) {
-        let bytes: Vec<Vec<u8>> =
-            tensors.iter().map(|(_, v)| v.iter().flat_map(|x| x.to_le_bytes()).collect()).collect();
-        let views = tensors.iter().zip(&bytes).map(|((name, v), b)| {
-            (*name, TensorView::new(safetensors::Dtype::F32, vec![v.len()], b).expect("a view"))
-        });
-        serialize_to_file(views, None, path).expect("a file is written");
-    }
-
-    #[test]
-    fn shards_without_index_are_all_read() {
-        let dir = tempfile::tempdir().expect("a folder");
-        write(&dir.path().join("a.safetensors"), &[("x", &[1.0, 2.0])]);
-        write(&dir.path().join("b.safetensors"), &[("y", &[3.0])]);
-        let catalog = Catalog::open(dir.path()).expect("a catalogue");
-        assert_eq!(catalog.read_f32("x", &[2]).expect("x"), [1.0, 2.0]);
-        assert_eq!(catalog.read_f32("y", &[1]).expect("y"), [3.0]);
-        let error = catalog.read_f32("x", &[3]).expect_err("another shape").to_string();
-        assert!(error.contains("[2]") && error.contains("[3]"), "{error}");
-    }
-
-    #[test]
-    fn a_file_cut_at_any_byte_is_refused_as_truncated() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let path = dir.path().join("model.safetensors");
-        write(&path, &[("x", &[1.0, 2.0, 3.0])]);
-        let whole = std::fs::read(&path).expect("bytes");
-        for n in 0..whole.len() {
-            std::fs::write(&path, &whole[..n]).expect("a shorter file");
-            assert!(Catalog::open(dir.path()).is_err(), "{n} of {} bytes", whole.len());
-        }
-    }
-
-    #[test]
-    fn an_index_cannot_point_outside_the_folder() {
-        let dir = tempfile::tempdir().expect("a folder");
-        for file in ["../x.safetensors", "/etc/passwd", "a\\b", "", ".hidden"] {
-            let json = serde_json::json!({"weight_map": {"x": file}});
-            std::fs::write(dir.path().join("model.safetensors.index.json"), json.to_string())
-                .expect("an index");
-            let error = Catalog::open(dir.path()).err().expect("refused").to_string();
-            assert!(error.contains("not a plain file name"), "{file}: {error}");
-        }
-    }
-
-    #[test]
-    fn a_tensor_in_two_shards_is_refused() {
-        let dir = tempfile::tempdir().expect("a folder");
-        write(&dir.path().join("a.safetensors"), &[("x", &[1.0])]);
-        write(&dir.path().join("b.safetensors"), &[("x", &[1.0])]);
-        let error = Catalog::open(dir.path()).err().expect("refused").to_string();
-        assert!(error.contains("two shards"), "{error}");
-    }
-
-    #[test]
-    fn missing_shards_are_counted() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let json = serde_json::json!({"weight_map": {"x": "1.safetensors", "y": "2.safetensors"}});
-        std::fs::write(dir.path().join("model.safetensors.index.json"), json.to_string())
-            .expect("an index");
-        let error = Catalog::open(dir.path()).err().expect("refused");
-        assert!(error.hint().is_some_and(|hint| hint.starts_with("2 of 2 shards")), "{error:?}");
-    }
-
-    fn make_pipe(path: &Path) {
-        let made = std::process::Command::new("mkfifo").arg(path).status().expect("mkfifo runs");
-        assert!(made.success());
-    }
-
-    #[test]
-    fn pipes_devices_and_folders_are_refused_at_once() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let pipe = dir.path().join("pipe");
-        make_pipe(&pipe);
-        let zero = dir.path().join("zero");
-        std::os::unix::fs::symlink("/dev/zero", &zero).expect("a link");
-        for path in [&pipe, &zero, dir.path()] {
-            let error = read_json(path).expect_err("refused");
-            assert!(matches!(error, Error::BadFile { .. }), "{error}");
-            assert!(error.to_string().contains("not a regular file"), "{error}");
-        }
-        for name in ["model.safetensors.index.json", "model.safetensors"] {
-            let dir = tempfile::tempdir().expect("a folder");
-            make_pipe(&dir.path().join(name));
-            assert!(Catalog::open(dir.path()).is_err(), "{name}");
-        }
-    }
-
-    #[test]
-    fn no_more_than_the_limit_is_read() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let path = dir.path().join("long");
-        std::fs::write(&path, [b' '; 11]).expect("a file");
-        assert_eq!(read_capped(&path, 11).expect("all of it").len(), 11);
-        assert!(matches!(read_capped(&path, 10), Err(Error::BadFile { .. })));
-        assert!(matches!(read_capped(&path.join("x"), 10), Err(Error::Io { .. })));
-        assert!(matches!(read_capped(&dir.path().join("none"), 1), Err(Error::FileMissing { .. })));
-    }
-}
+mod tests;

@@ -324,7 +324,8 @@ fn logits_are_those_of_the_weights_that_codes_and_scales_stand_for() {
 #[test]
 fn a_summary_names_the_formats_and_counts_weights_alone() {
     let (fp8, plain, _) = folders(&RECIPES[0]);
-    let [told, expected] = [fp8.path(), plain.path()].map(|dir| summary(dir).expect("a summary"));
+    let [told, expected] =
+        [fp8.path(), plain.path()].map(|dir| summary(dir, &[]).expect("a summary"));
     assert_eq!(told["parameters"], expected["parameters"]);
     assert_eq!(told["routed_experts"]["formats"], json!({"fp8-e4m3": 4 * 16 * 3}));
     assert_eq!(told["dense"]["formats"]["fp8-e4m3"], 4 * 4);
@@ -336,7 +337,7 @@ fn a_summary_names_the_formats_and_counts_weights_alone() {
         ],
         Value::Null,
     );
-    let told = summary(mxfp4.path()).expect("a summary");
+    let told = summary(mxfp4.path(), &[]).expect("a summary");
     assert_eq!(told["routed_experts"]["formats"], json!({"mxfp4": 1}));
     assert_eq!(told["parameters"], 2 * 3 * 128);
 }

@@ -310,7 +310,7 @@ fn what_is_not_implemented_is_refused_by_name_before_anything_is_read() {
         assert!(matches!(error, Error::Unsupported { .. }), "{error}");
         assert!(error.to_string().contains(key), "{key}: {error}");
         assert_eq!(reads, 0, "{name} {key}");
-        let told = summary(dir.path()).expect("a summary");
+        let told = summary(dir.path(), &[]).expect("a summary");
         // A window is in the way of a long context only.
         let expected = if key == "sliding_window" { Value::Null } else { error.to_string().into() };
         assert_eq!(told["reason"], expected, "{name} {key}");

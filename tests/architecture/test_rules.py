@@ -124,6 +124,7 @@ PYTHON_LEVELS = [
         "commands.bench",
         "commands.bench.quality",
         "commands.chat",
+        "commands.doctor",
         "commands.info",
         "commands.trace",
     },
@@ -189,7 +190,13 @@ def test_who_may_import_what() -> None:
     # One waits for its process in a thread of its own, the other with nothing else to do.
     assert importers("subprocess") == {"conformance.process", "template_process"}
     core = {"__init__", "_engine_entry", "commands.serve", "engine", "engine_process", "model"}
-    core |= {"commands.bench.quality", "commands.convert", "prompt", "_template_worker"}
+    core |= {
+        "commands.bench.quality",
+        "commands.convert",
+        "commands.doctor",
+        "prompt",
+        "_template_worker",
+    }
     core |= {"quality.compare", "quality.plain", "traces"}
     assert importers("colibri._core") <= core
 
@@ -229,7 +236,7 @@ RUST_LEVELS = [
     {"model"},
     {"runner", "convert"},
     {"scheduler", "engine"},
-    {"mux", "legacy"},
+    {"mux", "legacy", "doctor"},
     {"settings", "cli", "python"},
 ]
 RUST_LEVEL = {name: level for level, names in enumerate(RUST_LEVELS) for name in names}

@@ -30,15 +30,17 @@ def _told(described: dict[str, Any], model: ModelInfo) -> dict[str, Any]:
     """Returns what is printed: without the path, with sums people look for."""
     told = {key: value for key, value in described.items() if key != "path"}
     layers, experts = told.get("layers"), told.get("experts")
+    sparse = told.pop("sparse_layers", None)
+    if sparse is None and isinstance(layers, int) and model.map_layers is not None:
+        # Of a family that the engine does not know, the configuration may tell.
+        sparse = sum(layer < layers for layer in model.map_layers)
+    sizes = [told[part]["bytes"] for part in ("dense", "routed_experts")]
     if not experts and not told["routed_experts"]["bytes"]:
         told["experts"] = "none, every layer is dense"
         del told["experts_per_token"], told["routed_experts"]
-    elif experts and isinstance(layers, int) and model.map_layers is not None:
-        sparse = sum(layer < layers for layer in model.map_layers)
-        told["experts"] = f"{experts:,} in each of {sparse} sparse layers"
-    parts = [part["bytes"] for part in told.values() if isinstance(part, dict) and "bytes" in part]
-    if parts:
-        told["total size"] = readable_bytes(sum(parts))
+    elif experts and sparse is not None:
+        told["experts"] = f"{experts:,} in each of {sparse:,} sparse layers"
+    told["total size"] = readable_bytes(sum(sizes))
     return told
 
 

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import logging
+import os
 import sys
 import threading
 import webbrowser
@@ -82,7 +83,9 @@ def describe_or_raise(path: str) -> dict[str, object]:
         ModelError: it cannot read it.
     """
     try:
-        described: dict[str, object] = json.loads(_core.describe(path))
+        described: dict[str, object] = json.loads(
+            _core.describe(path, os.environ.get("COLI_MODEL_DIRS"))
+        )
     except _core.ColibriCoreError as error:
         raise ModelError(str(error), hint=error.hint) from error
     return described

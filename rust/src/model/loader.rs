@@ -1,18 +1,20 @@
 //! Loading a model's parts by name, with progress and with gaps listed exactly.
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::Model;
-use super::arch::Family;
+use super::ahead::Ahead;
 use super::attention::{Attention, Linear};
 use super::decoder::{Decoder, Layer};
 use super::ffn::{Ffn, Inner, SwiGlu};
+use super::survey::Findings;
 use crate::config::Config;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::experts::{Activation, Biases, ExpertSource};
-use crate::matrix::Matrix;
+use crate::matrix::{Elements, Matrix, TILE};
 use crate::store::{Catalog, FusedRows, MatrixSource, StackedRows, Tensor, VectorSource};
 
 /// Largest dimension accepted from a configuration.
@@ -39,6 +41,9 @@ pub const PROJECTIONS: PartNames =
     PartNames { gate: "gate_proj", up: "up_proj", down: "down_proj" };
 
 /// Reads a model folder on behalf of a family.
+///
+/// A family's code runs more than once: to find what is missing, without reading, and to load.
+/// Matrices have no elements until it loads, so it must not look into them.
 pub struct Loader<'a> {
     /// The configuration.
     pub config: &'a Config,
@@ -52,13 +57,19 @@ pub struct Loader<'a> {
     pub norm_offset: f32,
     /// What the family wants said of the model, one line each.
     pub notices: Vec<String>,
-    progress: &'a mut dyn FnMut(u64, u64),
-    /// Whether to stop at the first tensor.
-    config_only: bool,
-    done_bytes: u64,
-    dense_bytes: u64,
+    pass: Pass<'a>,
     /// Matrices (without `.weight`) and vectors that the family asked for.
     used: HashSet<String>,
+}
+
+/// What is done with the tensors that a family asks for.
+pub(super) enum Pass<'a> {
+    /// The first one ends it: the configuration has been accepted.
+    Config,
+    /// They are looked for.
+    Survey(&'a mut Findings),
+    /// They are read.
+    Load(&'a Ahead<'a>, &'a mut dyn FnMut(u64, u64)),
 }
 
 /// The part of a model that families assemble themselves.
@@ -76,14 +87,12 @@ pub struct Assembled {
 }
 
 impl<'a> Loader<'a> {
-    /// A loader that reports bytes done and bytes in all.
-    pub fn new(
+    pub(super) fn new(
         config: &'a Config,
         catalog: &'a Arc<Catalog>,
         max_ctx: usize,
-        progress: &'a mut dyn FnMut(u64, u64),
+        pass: Pass<'a>,
     ) -> Self {
-        let dense_bytes = super::dense_bytes(catalog);
         Self {
             config,
             catalog,
@@ -91,54 +100,104 @@ impl<'a> Loader<'a> {
             prefix: "model",
             norm_offset: 0.0,
             notices: Vec::new(),
-            progress,
-            config_only: false,
-            done_bytes: 0,
-            dense_bytes,
+            pass,
             used: HashSet::new(),
-        }
-    }
-
-    /// What `family` refuses from the configuration alone, for a context as short as it may be.
-    ///
-    /// # Errors
-    /// Those that loading would give before it reads a tensor.
-    pub fn check(config: &Config, catalog: &Arc<Catalog>, family: &Family) -> Result<()> {
-        let mut ignore = |_, _| {};
-        let mut loader = Loader::new(config, catalog, 1, &mut ignore);
-        loader.config_only = true;
-        match (family.load)(&mut loader) {
-            Ok(_) | Err(Error::Interrupted) => Ok(()),
-            Err(error) => Err(error),
         }
     }
 
     /// Ends a check where the configuration has been accepted.
     fn before_tensor(&self) -> Result<()> {
-        if self.config_only { Err(Error::Interrupted) } else { Ok(()) }
+        if matches!(self.pass, Pass::Config) { Err(Error::Interrupted) } else { Ok(()) }
+    }
+
+    /// Takes note of a tensor `name` that cannot be used, if that is what this pass is for.
+    fn fault(&mut self, name: &str, error: Error) -> Result<()> {
+        match &mut self.pass {
+            Pass::Survey(_) if self.catalog.may_be_unread(name) => Ok(()),
+            Pass::Survey(findings) => findings.fault(error),
+            Pass::Config | Pass::Load(..) => Err(error),
+        }
     }
 
     /// The matrix `name` (without `.weight`).
     pub fn matrix(&mut self, name: &str, n_out: usize, n_in: usize) -> Result<Matrix> {
+        self.find_matrix(name, n_out, n_in, MatrixSource::ram_bytes)
+    }
+
+    /// Parts of the matrix `name` as f32: the rows of each range, transposed if asked to.
+    pub fn slices_f32(
+        &mut self,
+        name: &str,
+        n_out: usize,
+        n_in: usize,
+        parts: Vec<(Range<usize>, bool)>,
+    ) -> Result<Vec<Matrix>> {
+        let shape = |(rows, transpose): &(Range<usize>, bool)| {
+            if *transpose { [n_in, rows.len()] } else { [rows.len(), n_in] }
+        };
+        let ram_bytes = parts.iter().map(|part| f32_bytes(shape(part))).sum();
+        let whole = self.find_matrix(name, n_out, n_in, |_| ram_bytes)?;
+        let slice = |part: (Range<usize>, bool)| {
+            let [n_out, n_in] = shape(&part);
+            let (rows, transpose) = part;
+            match self.pass {
+                Pass::Load(..) => whole.slice_f32(rows.start, rows.end, transpose),
+                Pass::Config | Pass::Survey(_) => hollow(n_out, n_in),
+            }
+        };
+        Ok(parts.into_iter().map(slice).collect())
+    }
+
+    /// A matrix of which `ram_bytes` are kept.
+    fn find_matrix(
+        &mut self,
+        name: &str,
+        n_out: usize,
+        n_in: usize,
+        ram_bytes: impl Fn(&MatrixSource) -> usize,
+    ) -> Result<Matrix> {
         self.before_tensor()?;
-        let source = MatrixSource::find(self.catalog, name, n_out, n_in)?;
         self.used.insert(name.to_owned());
-        let matrix = source.load(self.catalog)?;
-        self.done_bytes += source.disk_bytes() as u64;
-        (self.progress)(self.done_bytes.min(self.dense_bytes), self.dense_bytes);
-        Ok(matrix)
+        if let Pass::Load(ahead, progress) = &mut self.pass {
+            return ahead.take(name, &mut **progress);
+        }
+        match MatrixSource::find(self.catalog, name, n_out, n_in) {
+            Err(error) => self.fault(name, error)?,
+            Ok(source) => {
+                if let Pass::Survey(findings) = &mut self.pass {
+                    findings.matrix(name, ram_bytes(&source), source);
+                }
+            }
+        }
+        Ok(hollow(n_out, n_in))
     }
 
     /// The matrix `name` widened to f32, for parts that the numeric contract keeps in f32.
     pub fn matrix_f32(&mut self, name: &str, n_out: usize, n_in: usize) -> Result<Matrix> {
-        let values = self.finite(&format!("{name}.weight"), &[n_out, n_in])?;
-        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        Ok(Matrix::from_plain(Dtype::F32, &bytes, n_out, n_in))
+        let ram_bytes = f32_bytes([n_out, n_in]);
+        match self.finite(&format!("{name}.weight"), &[n_out, n_in], ram_bytes)? {
+            None => Ok(hollow(n_out, n_in)),
+            Some(values) => {
+                let bytes: &[u8] = bytemuck::cast_slice(&values);
+                Ok(Matrix::from_plain(Dtype::F32, bytes, n_out, n_in))
+            }
+        }
     }
 
-    /// The vector `name`, widened to f32.
+    /// The vector `name`, widened to f32; zeros until the model is loaded.
     pub fn vector(&mut self, name: &str, n: usize) -> Result<Vec<f32>> {
-        self.finite(name, &[n])
+        self.floats(name, &[n])
+    }
+
+    /// The elements of the tensor `name`, widened to f32; zeros until the model is loaded.
+    pub fn floats(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        let n = shape.iter().product::<usize>();
+        let values = self.finite(name, shape, n * size_of::<f32>())?;
+        match (values, &mut self.pass) {
+            (Some(values), _) => Ok(values),
+            (None, Pass::Survey(findings)) => findings.zeros(n),
+            (None, _) => Err(Error::Interrupted),
+        }
     }
 
     /// The weights of the norm `name` (without `.weight`).
@@ -150,27 +209,49 @@ impl<'a> Loader<'a> {
     /// The convolution `name` (without `.weight`) of each channel by itself, `[channels, 1, taps]`, as
     /// `[taps][channels]`.
     pub fn conv(&mut self, name: &str, channels: usize, taps: usize) -> Result<Vec<f32>> {
-        let weights = self.finite(&format!("{name}.weight"), &[channels, 1, taps])?;
+        let weights = self.floats(&format!("{name}.weight"), &[channels, 1, taps])?;
         let tap = |j: usize| weights.iter().skip(j).step_by(taps);
         Ok((0..taps).flat_map(tap).copied().collect())
     }
 
-    /// The elements of the tensor `name`, widened to f32.
-    ///
     /// Parameters that steer choices or scale whole rows must be numbers: a NaN in a router's bias,
     /// say, would change the choice of experts without a trace.
-    pub fn finite(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+    fn finite(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        ram_bytes: usize,
+    ) -> Result<Option<Vec<f32>>> {
         self.before_tensor()?;
-        let values = self.catalog.read_f32(name, shape)?;
         self.used.insert(name.to_owned());
-        if values.iter().all(|v| v.is_finite()) {
-            return Ok(values);
+        let catalog = self.catalog;
+        let found = catalog.find_f32(name, shape);
+        let wants_values = match &mut self.pass {
+            Pass::Survey(findings) => {
+                if let Ok((tensor, _)) = &found {
+                    findings.floats(tensor, ram_bytes);
+                }
+                findings.reads_values
+            }
+            Pass::Config | Pass::Load(..) => true,
+        };
+        let read = found.and_then(|(tensor, dtype)| {
+            if !wants_values {
+                return Ok(None);
+            }
+            let values = crate::dtype::widen(dtype, &catalog.read(tensor)?);
+            if values.iter().all(|v| v.is_finite()) {
+                return Ok(Some(values));
+            }
+            Err(Error::bad_file(
+                catalog.path_of(tensor),
+                format!("tensor {name} has values that are not finite"),
+            ))
+        });
+        match read {
+            Ok(values) => Ok(values),
+            Err(error) => self.fault(name, error).map(|()| None),
         }
-        let tensor = self.catalog.require(name)?;
-        Err(Error::bad_file(
-            self.catalog.path_of(tensor),
-            format!("tensor {name} has values that are not finite"),
-        ))
     }
 
     /// One line about tensors that the family did not ask for, if there are any.
@@ -239,38 +320,54 @@ impl<'a> Loader<'a> {
     ) -> Result<Vec<ExpertSource>> {
         self.before_tensor()?;
         let &PartNames { gate, up, down } = names;
+        let full = |e: usize, part: &str| format!("{prefix}.{e}.{part}");
         let has = |e: usize, part: &str| {
-            MatrixSource::exists(self.catalog, &format!("{prefix}.{e}.{part}"))
+            let name = full(e, part);
+            MatrixSource::exists(self.catalog, &name) || self.catalog.may_be_unread(&name)
         };
-        let gaps: Vec<String> = (0..n)
-            .filter(|&e| ![gate, up, down].iter().all(|part| has(e, part)))
-            .map(|e| e.to_string())
-            .collect();
+        // A configuration may claim any number of experts: work is done for those that are there.
+        let there = self.catalog.numbers_below(prefix);
+        let is_whole = |e: usize| {
+            there.as_ref().is_none_or(|there| there.contains(&e))
+                && [gate, up, down].iter().all(|part| has(e, part))
+        };
+        let gaps: Vec<usize> = (0..n).filter(|&e| !is_whole(e)).collect();
         if !gaps.is_empty() {
-            return Err(Error::bad_file(
-                self.catalog.dir(),
-                format!("{prefix}: experts {} are missing or incomplete", gaps.join(", ")),
-            ));
+            let reason = format!("{prefix}: experts {} are missing or incomplete", ranges(&gaps));
+            self.fault(prefix, Error::bad_file(self.catalog.dir(), reason))?;
+            return Ok(Vec::new());
         }
         for e in 0..n {
             for part in [gate, up, down] {
-                self.used.insert(format!("{prefix}.{e}.{part}"));
+                self.used.insert(full(e, part));
             }
         }
-        (0..n)
-            .map(|e| {
-                let find = |part: &str, n_out, n_in| {
-                    MatrixSource::find(self.catalog, &format!("{prefix}.{e}.{part}"), n_out, n_in)
-                };
-                Ok(ExpertSource {
-                    gate: find(gate, width, hidden)?,
-                    up: find(up, width, hidden)?,
-                    down: find(down, hidden, width)?,
-                    biases: None,
-                    activation: Activation::SwiGlu,
-                })
+        let source = |e: usize| {
+            let find = |part: &str, n_out, n_in| {
+                MatrixSource::find(self.catalog, &full(e, part), n_out, n_in)
+            };
+            Ok(ExpertSource {
+                gate: find(gate, width, hidden)?,
+                up: find(up, width, hidden)?,
+                down: find(down, hidden, width)?,
+                biases: None,
+                activation: Activation::SwiGlu,
             })
-            .collect()
+        };
+        let sources: Result<Vec<ExpertSource>> = (0..n).map(source).collect();
+        self.or_fault(prefix, sources)
+    }
+
+    /// The experts that were found, or none and a fault.
+    fn or_fault(
+        &mut self,
+        prefix: &str,
+        sources: Result<Vec<ExpertSource>>,
+    ) -> Result<Vec<ExpertSource>> {
+        match sources {
+            Ok(sources) => Ok(sources),
+            Err(error) => self.fault(prefix, error).map(|()| Vec::new()),
+        }
     }
 
     /// As [`Loader::experts`] of those that share `prefix.gate_up_proj` `[n, 2 * width, hidden]`, the
@@ -285,9 +382,9 @@ impl<'a> Loader<'a> {
         self.before_tensor()?;
         let [gate_up, down] = ["gate_up_proj", "down_proj"].map(|part| format!("{prefix}.{part}"));
         self.used.extend([gate_up.clone(), down.clone()]);
-        let find = |name: &str, rows, n_out, n_in| {
-            MatrixSource::of_rows(self.catalog, name, rows, n_out, n_in)
-        };
+        let catalog = self.catalog;
+        let find =
+            |name: &str, rows, n_out, n_in| MatrixSource::of_rows(catalog, name, rows, n_out, n_in);
         let source = |expert: usize| {
             let rows = |parts, part| StackedRows { n_experts: n, expert, parts, part };
             Ok(ExpertSource {
@@ -298,7 +395,8 @@ impl<'a> Loader<'a> {
                 activation: Activation::SwiGlu,
             })
         };
-        (0..n).map(source).collect()
+        let sources: Result<Vec<ExpertSource>> = (0..n).map(source).collect();
+        self.or_fault(prefix, sources)
     }
 
     /// Where the `n` experts of one layer lie that share `prefix.gate_up_proj` (gate and up by
@@ -341,7 +439,8 @@ impl<'a> Loader<'a> {
                 activation,
             })
         };
-        (0..n).map(source).collect()
+        let sources: Result<Vec<ExpertSource>> = (0..n).map(source).collect();
+        self.or_fault(prefix, sources)
     }
 
     /// The block `prefix` around its two halves.
@@ -401,7 +500,34 @@ impl<'a> Loader<'a> {
     }
 }
 
-/// Whether a tensor belongs to a routed expert, which is not read at loading.
-pub fn is_routed_expert(name: &str) -> bool {
-    name.contains(".experts.")
+/// A matrix without its elements.
+fn hollow(n_out: usize, n_in: usize) -> Matrix {
+    Matrix { n_out, n_in, elements: Elements::F32(Vec::new()) }
+}
+
+/// Bytes of a matrix `[n_out, n_in]` in f32.
+fn f32_bytes([n_out, n_in]: [usize; 2]) -> usize {
+    n_out.next_multiple_of(TILE) * n_in * size_of::<f32>()
+}
+
+/// Ascending numbers as people write them: `2, 5-7`.
+fn ranges(numbers: &[usize]) -> String {
+    let runs = numbers.chunk_by(|a, b| a + 1 == *b);
+    let run = |run: &[usize]| match run {
+        [one] => one.to_string(),
+        [first, .., last] => format!("{first}-{last}"),
+        [] => unreachable!("runs have members"),
+    };
+    runs.map(run).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_of_numbers_are_told_by_their_ends() {
+        assert_eq!(ranges(&[2]), "2");
+        assert_eq!(ranges(&[0, 1, 2, 4, 6, 7]), "0-2, 4, 6-7");
+    }
 }

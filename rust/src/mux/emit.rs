@@ -68,6 +68,7 @@ impl Emitter {
         let runner = &engine.runner;
         let ids = |ids: &[u32]| ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
         let layers: Vec<String> = runner.model.sparse_layers.iter().map(usize::to_string).collect();
+        let read = runner.model.catalog.bytes_read();
         let mut caps = vec![
             ("proto", "1".to_owned()),
             ("ctx", runner.ctx.to_string()),
@@ -79,6 +80,8 @@ impl Emitter {
             ("layers", layers.join(",")),
             ("isa", runner.isa().name().to_owned()),
             ("threads", runner.n_threads().to_string()),
+            ("dense_read", read.dense.to_string()),
+            ("experts_read", read.experts.to_string()),
         ];
         if let Some(tokens) = engine.prefill_chunk() {
             caps.push(("prefill_chunk", tokens.to_string()));

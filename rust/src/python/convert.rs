@@ -52,7 +52,7 @@ pub fn verify_converted(py: Python<'_>, dst: &str, progress: Py<PyAny>) -> PyRes
 }
 
 /// Runs `work` without the interpreter's lock; what the callback or a signal raises ends it.
-fn with_progress<T: Send>(
+pub(super) fn with_progress<T: Send>(
     py: Python<'_>,
     progress: &Py<PyAny>,
     work: impl FnOnce(&mut dyn FnMut(&str, u64, u64) -> bool) -> Result<T, Error> + Send,

@@ -4,6 +4,8 @@ use std::path::Path;
 
 use pyo3::prelude::*;
 
+use crate::store::split_dirs;
+
 /// Run the engine (`colibri-engine ARGS`) on file descriptors 0, 1, 2; return its exit code.
 ///
 /// The interpreter lock is released for the whole run; Python's SIGINT handler is replaced.
@@ -18,7 +20,9 @@ pub fn engine_main(py: Python<'_>, args: Vec<String>) -> PyResult<i32> {
 
 /// What a model folder holds, as a JSON object (family, sizes, formats); reads headers only.
 #[pyfunction]
-pub fn describe(py: Python<'_>, path: &str) -> PyResult<String> {
-    let summary = py.detach(|| crate::model::summary(Path::new(path)))?;
+#[pyo3(signature = (path, model_dirs=None))]
+pub fn describe(py: Python<'_>, path: &str, model_dirs: Option<&str>) -> PyResult<String> {
+    let more = model_dirs.map(split_dirs).unwrap_or_default();
+    let summary = py.detach(|| crate::model::summary(Path::new(path), &more))?;
     Ok(summary.to_string())
 }

@@ -245,18 +245,46 @@ impl Digest {
     ///
     /// # Errors
     /// [`Error::BadFile`] about `path` for other bytes.
-    pub fn check(&self, path: &std::path::Path, parts: &[&mut [u8]]) -> Result<()> {
-        if self.checked.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        let mut hasher = blake3::Hasher::new();
+    pub fn check<'a>(
+        &self,
+        path: &std::path::Path,
+        parts: impl Iterator<Item = &'a [u8]>,
+    ) -> Result<()> {
+        let Some(mut check) = self.begin() else { return Ok(()) };
         for part in parts {
-            hasher.update(part);
+            check.update(part);
         }
-        if hasher.finalize() != self.expected {
-            return Err(damaged(path, &self.name));
+        check.end(path)
+    }
+
+    /// A comparison of bytes that come one after the other, unless that was done before.
+    pub fn begin(&self) -> Option<Check<'_>> {
+        let is_new = !self.checked.load(Ordering::Relaxed);
+        is_new.then(|| Check { digest: self, hasher: blake3::Hasher::new() })
+    }
+}
+
+/// A comparison that is under way.
+pub struct Check<'a> {
+    digest: &'a Digest,
+    hasher: blake3::Hasher,
+}
+
+impl Check<'_> {
+    /// Takes the next bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.hasher.update(bytes);
+    }
+
+    /// Tells whether the bytes that were taken are the right ones.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] about `path` for other bytes.
+    pub fn end(self, path: &std::path::Path) -> Result<()> {
+        if self.hasher.finalize() != self.digest.expected {
+            return Err(damaged(path, &self.digest.name));
         }
-        self.checked.store(true, Ordering::Relaxed);
+        self.digest.checked.store(true, Ordering::Relaxed);
         Ok(())
     }
 }

@@ -8,10 +8,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::record::{IntLayout, MAX_ELEMENTS, MAX_GROUP, Part, format_name, load_record};
-use super::{Catalog, Tensor};
+use super::{Catalog, READ_BYTES, Tensor};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::matrix::{Bits, Matrix, TILE};
+use crate::matrix::{Bits, Matrix, PlainRows, TILE};
 use fp8::Fp8;
 use fused::Columns;
 pub use fused::{StackedRows, VectorSource};
@@ -302,7 +302,15 @@ impl MatrixSource {
     pub fn load(&self, catalog: &Catalog) -> Result<Matrix> {
         match &self.form {
             Form::Plain { dtype, weight } => {
-                Ok(Matrix::from_plain(*dtype, &catalog.read(weight)?, self.n_out, self.n_in))
+                let mut rows = PlainRows::new(*dtype, self.n_out, self.n_in);
+                // Whole tiles, so that the tensor need not be in memory twice.
+                let tile_bytes = TILE * self.n_in * dtype.bytes();
+                let size = (READ_BYTES / tile_bytes).max(1) * tile_bytes;
+                catalog.read_pieces(weight, size, &mut |piece| {
+                    rows.push(piece);
+                    Ok(())
+                })?;
+                Ok(rows.finish())
             }
             Form::Columns(columns) => {
                 Ok(columns.lay_out(&columns.read(catalog)?, self.n_out, self.n_in))

@@ -103,7 +103,7 @@ impl KdaConfig {
         let mut conv = |name: &str| loader.conv(&format!("{prefix}.{name}_conv1d"), width, taps);
         let convs = [conv("q")?, conv("k")?, conv("v")?];
         let tap = |j: usize| convs.iter().flat_map(move |conv| &conv[j * width..][..width]);
-        let a_log = loader.finite(&format!("{prefix}.A_log"), &[1, 1, v_heads, 1])?;
+        let a_log = loader.floats(&format!("{prefix}.A_log"), &[1, 1, v_heads, 1])?;
         let rates = negative_exp(&a_log);
         Ok(LinearAttention {
             heads,

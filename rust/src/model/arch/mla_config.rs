@@ -105,8 +105,16 @@ impl MlaConfig {
             },
         };
         // Rows of kv_b_proj: for each head its key rows, then its value rows.
-        let kv_b = loader.matrix(&format!("{prefix}.kv_b_proj"), n_heads * (nope + v), kv_rank)?;
         let first = |head: usize| head * (nope + v);
+        let keys = (0..n_heads).map(|h| (first(h)..first(h) + nope, true));
+        let values = (0..n_heads).map(|h| (first(h) + nope..first(h + 1), false));
+        let mut absorb_k = loader.slices_f32(
+            &format!("{prefix}.kv_b_proj"),
+            n_heads * (nope + v),
+            kv_rank,
+            keys.chain(values).collect(),
+        )?;
+        let absorb_v = absorb_k.split_off(n_heads);
         Ok(Mla {
             n_heads,
             kv_rank,
@@ -121,12 +129,8 @@ impl MlaConfig {
                 bias,
             )?,
             kv_a_norm: loader.vector(&format!("{prefix}.kv_a_layernorm.weight"), kv_rank)?,
-            absorb_k: (0..n_heads)
-                .map(|h| kv_b.slice_f32(first(h), first(h) + nope, true))
-                .collect(),
-            absorb_v: (0..n_heads)
-                .map(|h| kv_b.slice_f32(first(h) + nope, first(h + 1), false))
-                .collect(),
+            absorb_k,
+            absorb_v,
             o_proj: loader.linear(&format!("{prefix}.o_proj"), hidden, n_heads * v, bias)?,
             rope: self.rope.clone(),
             scale: self.scale,

@@ -1,0 +1,140 @@
+"""``colibri doctor``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from colibri import _core
+from colibri.commands.console import ProgressLine, readable_bytes
+from colibri.errors import ModelError
+from colibri.models import read_model, resolve_model
+
+# Long enough to level out, short enough to wait for.
+DISK_S = 2.0
+EXIT_FINDINGS = 1
+
+
+def run(args: argparse.Namespace) -> int:
+    """Looks for everything that is in the way of running a model; 1 if there is something."""
+    folder = resolve_model(args.model)
+    report = examine(folder, args)
+    if args.json:
+        print(json.dumps(report, indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(lines(report)))
+    refused = any(finding["severity"] == "error" for finding in report["findings"])
+    return EXIT_FINDINGS if refused else 0
+
+
+def examine(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Returns what the engine finds, with what only this package reads."""
+    dirs = os.environ.get("COLI_MODEL_DIRS")
+    report: dict[str, Any] = json.loads(
+        _core.examine(
+            str(folder), dirs, ram_gb=args.ram, ctx=args.ctx, slots=1, threads=args.threads
+        )
+    )
+    findings = report["findings"]
+    findings += template_findings(folder)
+    report |= {"disk": None, "deep": args.deep}
+    if report["files"] is not None:
+        progress = ProgressLine()
+        try:
+            report["disk"] = json.loads(
+                _core.measure_disk(str(folder), dirs, DISK_S, _on(progress, str, " ms"))
+            )
+            if args.deep:
+                found = _core.check_contents(str(folder), dirs, _on(progress, readable_bytes))
+                told = {finding["text"] for finding in findings}
+                findings += [f for f in json.loads(found) if f["text"] not in told]
+        except _core.ColibriCoreError as error:
+            findings.append(_finding("error", str(error), error.hint))
+        finally:
+            progress.clear()
+    order = ("error", "warning", "note")
+    findings.sort(key=lambda finding: order.index(finding["severity"]))
+    return report
+
+
+def template_findings(folder: Path) -> list[dict[str, Any]]:
+    """Returns what is wrong with the files that the server reads itself."""
+    try:
+        template = read_model(folder).template
+        if template is None:
+            hint = "put the model's chat_template.jinja into the folder"
+            return [_finding("warning", f"{folder}: no chat template, so it cannot chat", hint)]
+        _core.ChatTemplate(template)
+    except ModelError as error:
+        return [_finding("error", str(error), error.hint)]
+    except _core.ColibriCoreError as error:
+        return [_finding("warning", f"{folder}: {error}", "chat needs a template that works")]
+    return []
+
+
+def _finding(severity: str, text: str, hint: str | None) -> dict[str, Any]:
+    return {"severity": severity, "text": text, "hint": hint}
+
+
+def _on(
+    progress: ProgressLine, unit: Callable[[int], str], note: str = ""
+) -> Callable[[str, int, int], None]:
+    def update(stage: str, done: int, total: int) -> None:
+        progress.update(stage, done, total, unit, note)
+
+    return update
+
+
+def lines(report: dict[str, Any]) -> list[str]:
+    """Returns the report as people read it: figures first, then one line for each finding."""
+    out = [report["path"]]
+    if files := report["files"]:
+        size = readable_bytes(files["dense_bytes"] + files["expert_bytes"])
+        out.append(f"  files:   {files['shards']:,} with {files['tensors']:,} tensors, {size}")
+    if memory := report["memory"]:
+        out += [f"  memory:  {line}" for line in memory_lines(memory)]
+    if disk := report["disk"]:
+        out += [f"  disk:    {line}" for line in disk_lines(disk, memory)]
+    machine = report["machine"]
+    threads, allowed = machine["threads"], machine["threads_allowed"]
+    out.append(f"  machine: {machine['cpu']}, {machine['isa']}, {threads} of {allowed} threads")
+    for finding in report["findings"]:
+        hint = f"; {finding['hint']}" if finding["hint"] else ""
+        out.append(f"{finding['severity']}: {finding['text']}{hint}")
+    if not any(finding["severity"] == "error" for finding in report["findings"]):
+        out.append("nothing is in the way of running this model")
+    return out
+
+
+def memory_lines(memory: dict[str, Any]) -> list[str]:
+    """Returns what there is, and what the model takes of it."""
+    limit = memory["cgroup_limit_bytes"]
+    there = f"{readable_bytes(memory['available_bytes'])} of "
+    there += f"{readable_bytes(memory['total_bytes'])} are available"
+    there += f", limited to {readable_bytes(limit)} by the cgroup" if limit else ""
+    needs = f"{readable_bytes(memory['needed_bytes'])} are needed: "
+    needs += f"{readable_bytes(memory['dense_bytes'])} dense, "
+    needs += f"{readable_bytes(memory['conversation_bytes'])} for a conversation of "
+    needs += f"{memory['ctx']:,} tokens"
+    if not memory["experts_bytes"]:
+        return [there, needs]
+    needs += f", {readable_bytes(memory['expert_floor_bytes'])} for the experts of one token"
+    kept, everything = memory["experts_kept_bytes"], memory["experts_bytes"]
+    room = f"there is room for {readable_bytes(kept)} of {readable_bytes(everything)} of experts"
+    return [there, needs, room]
+
+
+def disk_lines(disk: dict[str, Any], memory: dict[str, Any] | None) -> list[str]:
+    """Returns how fast the files are read, and what that means for a token."""
+    rate = disk["bytes_per_second"]
+    speed = f"{readable_bytes(rate)}/s, in pieces of {readable_bytes(disk['piece_bytes'])} on "
+    speed += f"{disk['threads']} threads"
+    per_token = memory["expert_read_bytes_per_token"] if memory else 0
+    if not per_token or not rate:
+        return [speed]
+    worst = f"a token none of whose experts are in memory reads {readable_bytes(per_token)}: "
+    return [speed, f"{worst}{per_token / rate:.2g} s"]

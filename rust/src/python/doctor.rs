@@ -1,0 +1,78 @@
+//! What `colibri doctor` asks.
+
+use std::path::Path;
+use std::time::Duration;
+
+use pyo3::prelude::*;
+
+use super::convert::with_progress;
+use crate::doctor;
+use crate::error::Error;
+use crate::runner::RunnerOptions;
+use crate::store::{Catalog, split_dirs};
+
+/// See `colibri._core.examine` in the stub file.
+#[pyfunction]
+#[pyo3(signature = (path, model_dirs, *, ram_gb, ctx, slots, threads))]
+pub fn examine(
+    py: Python<'_>,
+    path: &str,
+    model_dirs: Option<&str>,
+    ram_gb: Option<f64>,
+    ctx: Option<usize>,
+    slots: usize,
+    threads: Option<usize>,
+) -> String {
+    let options = RunnerOptions {
+        ctx,
+        slots,
+        ram_bytes: ram_gb.map(|gb| (gb * 1e9) as u64),
+        threads,
+        more_dirs: model_dirs.map(split_dirs).unwrap_or_default(),
+        ..RunnerOptions::default()
+    };
+    py.detach(|| doctor::examine(Path::new(path), &options)).to_string()
+}
+
+/// See `colibri._core.measure_disk` in the stub file.
+#[pyfunction]
+pub fn measure_disk(
+    py: Python<'_>,
+    path: &str,
+    model_dirs: Option<&str>,
+    seconds: f64,
+    progress: Py<PyAny>,
+) -> PyResult<String> {
+    let limit = Duration::try_from_secs_f64(seconds)
+        .map_err(|e| pyo3::exceptions::PyValueError::new_err(e.to_string()))?;
+    with_progress(py, &progress, |tell| {
+        let catalog = open(path, model_dirs)?;
+        Ok(doctor::measure_disk(&catalog, limit, &mut |done, total| {
+            tell("measuring the disk", done, total)
+        })?
+        .to_string())
+    })
+}
+
+/// See `colibri._core.check_contents` in the stub file.
+#[pyfunction]
+pub fn check_contents(
+    py: Python<'_>,
+    path: &str,
+    model_dirs: Option<&str>,
+    progress: Py<PyAny>,
+) -> PyResult<String> {
+    with_progress(py, &progress, |tell| {
+        let catalog = open(path, model_dirs)?;
+        let findings =
+            doctor::check_contents(&catalog, &mut |done, total| tell("reading", done, total))?;
+        let findings = findings.iter().map(doctor::Finding::to_json).collect();
+        Ok(serde_json::Value::Array(findings).to_string())
+    })
+}
+
+/// What can be read of a model; the rest is what `examine` tells.
+fn open(path: &str, model_dirs: Option<&str>) -> Result<Catalog, Error> {
+    let more = model_dirs.map(split_dirs).unwrap_or_default();
+    Catalog::examine(Path::new(path), &more).map(|(catalog, _)| catalog)
+}
