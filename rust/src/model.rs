@@ -108,7 +108,7 @@ impl Model {
         let catalog = Arc::new(Catalog::open(dir)?);
         let max_ctx = max_ctx.min(config.count("max_position_embeddings", MAX_POSITIONS)?);
         let mut loader = Loader::new(&config, &catalog, max_ctx, progress);
-        (family.load)(&mut loader)
+        family.load(&mut loader)
     }
 
     /// What each layer keeps for each position.

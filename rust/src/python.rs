@@ -1,5 +1,6 @@
 //! The `colibri._core` extension module: registration only.
 
+mod batch;
 mod convert;
 mod engine;
 mod error;
@@ -29,6 +30,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<convert::PyConversion>()?;
     module.add_function(wrap_pyfunction!(convert::verify_converted, module)?)?;
     module.add_class::<model::Model>()?;
+    module.add_class::<batch::Batch>()?;
     module.add_class::<weights::Weights>()?;
     module.add_class::<model::Token>()?;
     module.add_class::<model::Generation>()?;

@@ -98,7 +98,7 @@ impl<'a> Loader<'a> {
         let mut ignore = |_, _| {};
         let mut loader = Loader::new(config, catalog, 1, &mut ignore);
         loader.config_only = true;
-        match (family.load)(&mut loader) {
+        match family.load(&mut loader) {
             Ok(_) | Err(Error::Interrupted) => Ok(()),
             Err(error) => Err(error),
         }
@@ -109,8 +109,25 @@ impl<'a> Loader<'a> {
         if self.config_only { Err(Error::Interrupted) } else { Ok(()) }
     }
 
-    /// The matrix `name` (without `.weight`).
+    /// The matrix `name` (without `.weight`), which must have no bias.
     pub fn matrix(&mut self, name: &str, n_out: usize, n_in: usize) -> Result<Matrix> {
+        self.refuse_bias(name)?;
+        self.matrix_beside_bias(name, n_out, n_in)
+    }
+
+    /// Refuses a bias of the matrix `name`, which nothing would add.
+    fn refuse_bias(&self, name: &str) -> Result<()> {
+        self.before_tensor()?;
+        match self.catalog.get(&format!("{name}.bias")) {
+            None => Ok(()),
+            Some(_) => Err(Error::Unsupported {
+                what: format!("the tensor {name}.bias, where the configuration asks for no bias,"),
+                hint: "check that config.json belongs to these files".into(),
+            }),
+        }
+    }
+
+    fn matrix_beside_bias(&mut self, name: &str, n_out: usize, n_in: usize) -> Result<Matrix> {
         self.before_tensor()?;
         let source = MatrixSource::find(self.catalog, name, n_out, n_in)?;
         self.used.insert(name.to_owned());
@@ -171,10 +188,11 @@ impl<'a> Loader<'a> {
 
     /// The linear map `name`, with `name.bias` if `bias`.
     pub fn linear(&mut self, name: &str, n_out: usize, n_in: usize, bias: bool) -> Result<Linear> {
-        Ok(Linear {
-            weight: self.matrix(name, n_out, n_in)?,
-            bias: if bias { Some(self.vector(&format!("{name}.bias"), n_out)?) } else { None },
-        })
+        if !bias {
+            return Ok(Linear { weight: self.matrix(name, n_out, n_in)?, bias: None });
+        }
+        let bias = self.vector(&format!("{name}.bias"), n_out)?;
+        Ok(Linear { weight: self.matrix_beside_bias(name, n_out, n_in)?, bias: Some(bias) })
     }
 
     /// `gate_proj`, `up_proj` and `down_proj` under `prefix`.
@@ -229,6 +247,7 @@ impl<'a> Loader<'a> {
         }
         for e in 0..n {
             for part in [gate, up, down] {
+                self.refuse_bias(&format!("{prefix}.{e}.{part}"))?;
                 self.used.insert(format!("{prefix}.{e}.{part}"));
             }
         }
@@ -264,12 +283,17 @@ impl<'a> Loader<'a> {
             let parts = ["", "_bias", "_blocks", "_scales"];
             self.used.extend(parts.map(|end| format!("{name}{end}")));
         }
+        for part in ["gate_proj", "up_proj", "down_proj"] {
+            self.used.extend((0..n).map(|expert| format!("{prefix}.{expert}.{part}")));
+        }
         let catalog = self.catalog;
-        let matrix = |name: &str, rows, n_out, n_in| {
-            if catalog.get(&format!("{name}_blocks")).is_some() {
-                MatrixSource::find_mxfp4(catalog, name, rows, n_out, n_in)
+        let matrix = |part: &str, name: &str, rows: FusedRows, n_out, n_in| {
+            // A conversion takes them apart.
+            let own = format!("{prefix}.{}.{part}", rows.expert);
+            if MatrixSource::exists(catalog, &own) {
+                MatrixSource::find(catalog, &own, n_out, n_in)
             } else {
-                MatrixSource::of_columns(catalog, name, rows, n_out, n_in)
+                MatrixSource::of_fused(catalog, name, rows, n_out, n_in)
             }
         };
         let bias =
@@ -277,9 +301,9 @@ impl<'a> Loader<'a> {
         let source = |expert: usize| {
             let rows = |first, step| FusedRows { n_experts: n, expert, first, step };
             Ok(ExpertSource {
-                gate: matrix(&gate_up, rows(0, 2), width, hidden)?,
-                up: matrix(&gate_up, rows(1, 2), width, hidden)?,
-                down: matrix(&down, rows(0, 1), hidden, width)?,
+                gate: matrix("gate_proj", &gate_up, rows(0, 2), width, hidden)?,
+                up: matrix("up_proj", &gate_up, rows(1, 2), width, hidden)?,
+                down: matrix("down_proj", &down, rows(0, 1), hidden, width)?,
                 biases: Some(Biases {
                     gate: bias(&gate_up, rows(0, 2), width)?,
                     up: bias(&gate_up, rows(1, 2), width)?,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::model::Loader;
 use crate::model::gqa::{Gqa, QkNorm};
@@ -21,6 +22,16 @@ pub struct Form {
     pub rotary: Rotary,
     /// Which components of it form a pair.
     pub pairing: Pairing,
+}
+
+/// Refuses a configuration without `rope_theta`, in a family whose reference has another than the
+/// usual 10,000.
+pub fn require_theta(config: &Config) -> Result<()> {
+    let inner = |key: &str| config.get(key).and_then(|rope| rope.get("rope_theta")).is_some();
+    if config.get("rope_theta").is_some() || inner("rope_parameters") || inner("rope_scaling") {
+        return Ok(());
+    }
+    Err(config.refuse("rope_theta is missing"))
 }
 
 /// How much of each head is rotated, from its first component on.
