@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from matrix_checks import CHECKS  # noqa: E402
+from matrix_checks import CHECKS
 
 
 def main(folders: list[str]) -> int:
