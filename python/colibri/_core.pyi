@@ -188,6 +188,24 @@ class Model:
         stop: list[str],
     ) -> Generation: ...
 
+@final
+class Batch:
+    """Requests side by side on one loaded model, for tests of what must not change a bit.
+
+    ``fewest_experts``: no more experts stay in memory than the engine needs for one token.
+    """
+
+    def __new__(cls, path: str, *, slots: int, fewest_experts: bool = False) -> Self: ...
+    def run(
+        self, requests: list[tuple[int, list[int]]], max_tokens: int
+    ) -> tuple[list[tuple[int, list[int], bytes]], list[int]]:
+        """Answer all requests, each a slot and a prompt, greedily and past end tokens.
+
+        For each: prompt tokens that its slot had already, tokens, and log-probabilities of all
+        tokens at each of them (f32 ``[max_tokens, vocab]``). Then bytes of experts that each step
+        of the engine read.
+        """
+
 def cache_hits(
     choices: list[int],
     layers: int,
@@ -200,7 +218,6 @@ def cache_hits(
 
 def describe(path: str, model_dirs: str | None = None) -> str:
     """What a model folder holds, as a JSON object (family, sizes, formats, what is not supported).
-
 
     Reads headers only. ``model_dirs`` is a list of further folders as in ``COLI_MODEL_DIRS``.
     """

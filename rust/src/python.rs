@@ -1,5 +1,6 @@
 //! The `colibri._core` extension module: registration only.
 
+mod batch;
 mod convert;
 mod doctor;
 mod engine;
@@ -34,6 +35,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<convert::PyConversion>()?;
     module.add_function(wrap_pyfunction!(convert::verify_converted, module)?)?;
     module.add_class::<model::Model>()?;
+    module.add_class::<batch::Batch>()?;
     module.add_class::<weights::Weights>()?;
     module.add_function(wrap_pyfunction!(trace::cache_hits, module)?)?;
     module.add_class::<model::Token>()?;

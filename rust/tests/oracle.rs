@@ -16,14 +16,17 @@ use serde_json::{Value, json};
 const MODELS: &[&str] = &[
     "deepseek_v2",
     "deepseek_v2_groups",
+    "deepseek_v2_norm",
     "deepseek_v3",
     "deepseek_v3_fp8",
     "deepseek_v32",
+    "dots1",
     "glm4",
     "glm4_moe",
     "glm4_moe_lite",
     "glm_moe_dsa",
     "glm_moe_dsa_dense",
+    "glm_moe_dsa_fp8",
     "glm_moe_dsa_shared",
     "gpt_oss",
     "kimi_k2",
@@ -254,7 +257,6 @@ fn load_counting(dir: &Path) -> (Result<Runner, Error>, usize) {
 #[test]
 fn what_is_not_implemented_is_refused_by_name_before_anything_is_read() {
     for (name, key, value) in [
-        ("deepseek_v2", "norm_topk_prob", json!(true)),
         ("deepseek_v2", "scoring_func", json!("sigmoid")),
         ("deepseek_v2", "topk_method", json!("noaux_tc")),
         ("deepseek_v3", "hidden_act", json!("gelu")),
@@ -263,7 +265,12 @@ fn what_is_not_implemented_is_refused_by_name_before_anything_is_read() {
         ("deepseek_v3", "partial_rotary_factor", json!(0.5)),
         ("deepseek_v3", "scoring_func", json!("softmax")),
         ("deepseek_v3", "topk_method", json!("greedy")),
+        ("dots1", "hidden_act", json!("gelu")),
+        ("dots1", "layer_types", json!(["full_attention", "sliding_attention", "full_attention"])),
+        ("dots1", "scoring_func", json!("softmax")),
         ("glm4", "hidden_act", json!("gelu")),
+        ("glm4", "vision_config", json!({"depth": 24})),
+        ("glm4_moe_lite", "layer_types", json!(["indexed_attention"])),
         ("glm4", "layer_types", json!(["sliding_attention", "full_attention"])),
         ("glm_moe_dsa", "indexer_types", json!(["full", "none", "full", "full"])),
         ("glm_moe_dsa", "mlp_bias", json!(true)),
@@ -280,7 +287,9 @@ fn what_is_not_implemented_is_refused_by_name_before_anything_is_read() {
         ),
         ("kimi_linear", "mla_use_nope", json!(false)),
         ("kimi_linear", "moe_router_activation_func", json!("softmax")),
+        ("llama", "final_logit_softcapping", json!(30.0)),
         ("llama", "mlp_bias", json!(true)),
+        ("llama", "quantization_config", json!({"quant_method": "awq"})),
         ("llama", "rope_scaling", json!({"rope_type": "longrope", "factor": 8.0})),
         ("minimax_m2", "attn_type_list", json!([1, 0, 1, 1])),
         ("minimax_m2", "qk_norm_type", json!("per_head")),
@@ -296,6 +305,7 @@ fn what_is_not_implemented_is_refused_by_name_before_anything_is_read() {
         ("qwen3_5_moe", "attn_output_gate", json!(false)),
         ("qwen3_5_moe", "hidden_act", json!("gelu")),
         ("qwen3_moe", "hidden_act", json!("gelu")),
+        ("qwen3_moe", "embedding_multiplier", json!(12.0)),
         ("qwen3_moe", "layer_types", json!(["linear_attention"])),
         ("qwen3_moe", "partial_rotary_factor", json!(0.5)),
         ("qwen3_moe", "rope_scaling", json!({"rope_type": "yarn", "finetuned": true})),
@@ -319,8 +329,63 @@ fn what_is_not_implemented_is_refused_by_name_before_anything_is_read() {
 }
 
 #[test]
+fn what_a_file_does_not_say_is_what_the_reference_takes() {
+    for (name, key) in [
+        ("deepseek_v2", "n_shared_experts"),
+        ("deepseek_v3", "n_shared_experts"),
+        ("deepseek_v3", "routed_scaling_factor"),
+        ("deepseek_v32", "routed_scaling_factor"),
+        ("dots1", "moe_layer_freq"),
+        ("glm4_moe", "n_shared_experts"),
+        ("glm4_moe_lite", "n_shared_experts"),
+        ("glm4_moe_lite", "routed_scaling_factor"),
+        ("glm_moe_dsa", "routed_scaling_factor"),
+        ("kimi_k2", "n_shared_experts"),
+        ("qwen2_moe", "norm_topk_prob"),
+    ] {
+        let prompt = prompts(name).swap_remove(0).0;
+        let dir = with(name, key, Value::Null);
+        let mut silent = Runner::load(dir.path(), &RunnerOptions::default(), &mut |_, _| {})
+            .unwrap_or_else(|error| panic!("{name} without {key}: {error}"));
+        let mut told = load(name, &RunnerOptions::default());
+        let [silent, told] =
+            [&mut silent, &mut told].map(|runner| generate(runner, &prompt, 2, 64).1);
+        assert!(bits(&silent) == bits(&told), "{name} without {key}");
+    }
+    // Eight groups, which these sixteen experts make, but not the four groups of the fixture.
+    let dir = with("deepseek_v3", "n_group", Value::Null);
+    let (runner, _) = load_counting(dir.path());
+    runner.expect("eight groups of two");
+    for name in ["gpt_oss", "minimax_m2", "mixtral"] {
+        let dir = with(name, "rope_theta", Value::Null);
+        let error = load_counting(dir.path()).0.err().expect("refused").to_string();
+        assert!(error.contains("rope_theta is missing"), "{name}: {error}");
+    }
+}
+
+#[test]
+fn a_bias_that_nothing_would_add_is_refused_by_name() {
+    for (name, key, bias) in [
+        ("glm4", "attention_bias", "self_attn.q_proj.bias"),
+        ("glm4_moe", "attention_bias", "self_attn.q_proj.bias"),
+        ("gpt_oss", "attention_bias", "self_attn.q_proj.bias"),
+        ("qwen2_moe", "qkv_bias", "self_attn.q_proj.bias"),
+    ] {
+        let dir = with(name, key, json!(false));
+        let (runner, reads) = load_counting(dir.path());
+        let error = runner.err().unwrap_or_else(|| panic!("{name} loads")).to_string();
+        assert!(error.contains(bias), "{name}: {error}");
+        assert_eq!(reads, 0, "{name}");
+    }
+}
+
+#[test]
 fn keys_that_ask_for_nothing_new_are_accepted() {
     for (name, key, value) in [
+        ("deepseek_v2", "norm_topk_prob", json!(true)),
+        ("glm_moe_dsa", "layer_types", json!(vec!["indexed_attention"; 4])),
+        ("llama", "logit_scale", json!(1.0)),
+        ("llama", "quantization_config", json!({"quant_method": "compressed-tensors"})),
         ("mixtral", "sliding_window", json!(256)),
         ("qwen3_moe", "partial_rotary_factor", json!(1.0)),
         ("qwen3_moe", "sliding_window", json!(16)),

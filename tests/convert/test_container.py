@@ -23,8 +23,7 @@ PINNED = {
     "glm4_moe": "147734b91172560d0e20f795089aff088052a619a36a1ab4681081ee60a1ac14",
     "glm4_moe_lite": "bcbfff093ac5811742e5a86b19efdc3a31f7954c8cc0db2f995228810a0cd354",
 }
-# All but those whose experts share tensors.
-CONVERTIBLE = sorted(folder.name for folder in ORACLE.iterdir() if "gpt_oss" not in folder.name)
+CONVERTIBLE = sorted(folder.name for folder in ORACLE.iterdir())
 SMALL = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 
 

@@ -4,6 +4,7 @@ mod deepseek_ffn;
 mod deepseek_v2;
 mod deepseek_v3;
 mod deepseek_v32;
+mod dots1;
 mod dsa_config;
 mod glm4;
 mod glm4_moe;
@@ -25,6 +26,7 @@ mod qwen3_5_moe;
 mod qwen3_moe;
 mod qwen3_next;
 mod qwen_hybrid;
+mod refusals;
 
 use super::{Loader, Model};
 use crate::error::{Error, Result};
@@ -33,8 +35,19 @@ use crate::error::{Error, Result};
 pub struct Family {
     /// `model_type` in config.json.
     pub name: &'static str,
+    /// Checks what the family reads of the configuration, then loads the dense part.
+    load: fn(&mut Loader) -> Result<Model>,
+}
+
+impl Family {
     /// Checks the configuration, then loads the dense part.
-    pub load: fn(&mut Loader) -> Result<Model>,
+    ///
+    /// # Errors
+    /// Those of [`Model::load`].
+    pub fn load(&self, loader: &mut Loader) -> Result<Model> {
+        refusals::check(loader.config, self.name)?;
+        (self.load)(loader)
+    }
 }
 
 /// Every family this version runs.
@@ -42,6 +55,7 @@ pub const FAMILIES: &[Family] = &[
     deepseek_v2::FAMILY,
     deepseek_v3::DEEPSEEK_V3,
     deepseek_v32::FAMILY,
+    dots1::FAMILY,
     glm4::FAMILY,
     glm4_moe::FAMILY,
     glm4_moe_lite::FAMILY,

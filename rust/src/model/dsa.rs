@@ -5,15 +5,19 @@
 
 use std::sync::Arc;
 
-use super::Step;
-use super::check_finite;
 use super::rope::Rope;
+use super::{Row, Step, check_finite};
 use crate::error::Result;
-use crate::kernels::{KV_BLOCK, top_k};
+use crate::kernels::{KV_BLOCK, Kernels, top_k};
+use crate::kv::KvSlot;
 use crate::matrix::Matrix;
 
 /// Epsilon of the keys' norm, whatever the model's own is.
 const KEY_EPS: f32 = 1e-6;
+
+/// Rows of a prompt that one thread scores at a time: the keys of a block of positions are read once
+/// for all of them.
+const TOGETHER: usize = 8;
 
 /// How a layer chooses what it attends to.
 pub enum Indexing {
@@ -49,6 +53,15 @@ pub struct Indexer {
     pub rope: Arc<Rope>,
 }
 
+/// What a row scores positions by.
+struct Query<'a> {
+    row: Row,
+    /// `[n_heads][dim]`, rotated.
+    q: &'a [f32],
+    /// `[n_heads]`
+    weights: &'a [f32],
+}
+
 /// Positions that one row attends to, ascending; none for all up to its own.
 pub type Selection = Option<Vec<usize>>;
 
@@ -78,28 +91,89 @@ impl Indexer {
             *weight *= share;
         }
         let width = self.n_heads * self.dim;
-        let rows = step.rows.iter().zip(q.chunks_exact_mut(width));
-        rows.zip(weights.chunks_exact(self.n_heads))
-            .map(|((row, q), weights)| {
-                if row.position < self.top_k {
-                    return Ok(None);
-                }
-                for head in q.chunks_exact_mut(self.dim) {
-                    self.rope.apply(row.position, &mut head[..self.rope_dim]);
-                }
-                let kv = step.slots[row.slot].layer(layer);
-                let mut scores = vec![0.0f32; row.position + 1];
+        let rotations = q.len() / self.dim * self.rope_dim;
+        step.team.for_each_chunk(&mut q, width, rotations, |row, q| {
+            for head in q.chunks_exact_mut(self.dim) {
+                self.rope.apply(step.rows[row].position, &mut head[..self.rope_dim]);
+            }
+        });
+        let queries = step.rows.iter().zip(q.chunks_exact(width));
+        let queries: Vec<Query> = queries
+            .zip(weights.chunks_exact(self.n_heads))
+            .map(|((&row, q), weights)| Query { row, q, weights })
+            .collect();
+        let (kernels, slots) = (step.kernels, &*step.slots);
+        if queries.len() < TOGETHER * step.team.n_threads() {
+            let choose = |query: &Query| {
+                let mut scores = vec![0.0f32; self.n_scores(query.row)];
                 let work = scores.len() * width;
-                let scale = 1.0 / (self.dim as f32).sqrt();
                 step.team.for_each_chunk(&mut scores, KV_BLOCK, work, |block, scores| {
-                    step.kernels.index_scores(q, weights, scale, kv.index_keys(block), scores);
+                    self.score(kernels, slots, layer, query, block, scores);
                 });
-                check_finite("index score", &scores, scores.len(), layer, &[*row])?;
-                let mut chosen = top_k(&scores, self.top_k);
-                chosen.sort_unstable();
-                Ok(Some(chosen))
-            })
-            .collect()
+                self.take_best(layer, query.row, &scores)
+            };
+            return queries.iter().map(choose).collect();
+        }
+        let groups: Vec<&[Query]> = queries.chunks(TOGETHER).collect();
+        let positions: usize = step.rows.iter().map(|&row| self.n_scores(row)).sum();
+        let chosen = step.team.map(&groups, positions * width, |group| {
+            self.choose_together(kernels, slots, layer, group)
+        });
+        chosen.into_iter().flatten().collect()
+    }
+
+    /// Positions that are scored for `row`: none where all may be attended to.
+    fn n_scores(&self, row: Row) -> usize {
+        if row.position < self.top_k { 0 } else { row.position + 1 }
+    }
+
+    /// The choices of `group`, scored block by block, so that a block's keys serve all its rows while
+    /// they are near.
+    fn choose_together(
+        &self,
+        kernels: &Kernels,
+        slots: &[KvSlot],
+        layer: usize,
+        group: &[Query],
+    ) -> Vec<Result<Selection>> {
+        let mut scores: Vec<Vec<f32>> =
+            group.iter().map(|query| vec![0.0; self.n_scores(query.row)]).collect();
+        let most = scores.iter().map(Vec::len).max().unwrap_or(0);
+        for block in 0..most.div_ceil(KV_BLOCK) {
+            for (query, scores) in group.iter().zip(&mut scores) {
+                if let Some(scores) = scores.chunks_mut(KV_BLOCK).nth(block) {
+                    self.score(kernels, slots, layer, query, block, scores);
+                }
+            }
+        }
+        let rows = group.iter().zip(&scores);
+        rows.map(|(query, scores)| self.take_best(layer, query.row, scores)).collect()
+    }
+
+    /// The scores of the first positions of `block`.
+    fn score(
+        &self,
+        kernels: &Kernels,
+        slots: &[KvSlot],
+        layer: usize,
+        query: &Query,
+        block: usize,
+        scores: &mut [f32],
+    ) {
+        let keys = slots[query.row.slot].layer(layer).index_keys(block);
+        let scale = 1.0 / (self.dim as f32).sqrt();
+        kernels.index_scores(query.q, query.weights, scale, keys, scores);
+    }
+
+    /// The positions with the best scores; none for a row that attends to all.
+    fn take_best(&self, layer: usize, row: Row, scores: &[f32]) -> Result<Selection> {
+        if scores.is_empty() {
+            return Ok(None);
+        }
+        check_finite("index score", scores, scores.len(), layer, &[row])?;
+        let mut chosen = top_k(scores, self.top_k);
+        chosen.sort_unstable();
+        Ok(Some(chosen))
     }
 
     fn write_keys(&self, layer: usize, x: &[f32], step: &mut Step) {

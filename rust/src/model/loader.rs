@@ -119,8 +119,25 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// The matrix `name` (without `.weight`).
+    /// The matrix `name` (without `.weight`), which must have no bias.
     pub fn matrix(&mut self, name: &str, n_out: usize, n_in: usize) -> Result<Matrix> {
+        self.refuse_bias(name)?;
+        self.matrix_beside_bias(name, n_out, n_in)
+    }
+
+    /// Refuses a bias of the matrix `name`, which nothing would add.
+    fn refuse_bias(&self, name: &str) -> Result<()> {
+        self.before_tensor()?;
+        match self.catalog.get(&format!("{name}.bias")) {
+            None => Ok(()),
+            Some(_) => Err(Error::Unsupported {
+                what: format!("the tensor {name}.bias, where the configuration asks for no bias,"),
+                hint: "check that config.json belongs to these files".into(),
+            }),
+        }
+    }
+
+    fn matrix_beside_bias(&mut self, name: &str, n_out: usize, n_in: usize) -> Result<Matrix> {
         self.find_matrix(name, n_out, n_in, MatrixSource::ram_bytes)
     }
 
@@ -132,6 +149,7 @@ impl<'a> Loader<'a> {
         n_in: usize,
         parts: Vec<(Range<usize>, bool)>,
     ) -> Result<Vec<Matrix>> {
+        self.refuse_bias(name)?;
         let shape = |(rows, transpose): &(Range<usize>, bool)| {
             if *transpose { [n_in, rows.len()] } else { [rows.len(), n_in] }
         };
@@ -277,10 +295,11 @@ impl<'a> Loader<'a> {
 
     /// The linear map `name`, with `name.bias` if `bias`.
     pub fn linear(&mut self, name: &str, n_out: usize, n_in: usize, bias: bool) -> Result<Linear> {
-        Ok(Linear {
-            weight: self.matrix(name, n_out, n_in)?,
-            bias: if bias { Some(self.vector(&format!("{name}.bias"), n_out)?) } else { None },
-        })
+        if !bias {
+            return Ok(Linear { weight: self.matrix(name, n_out, n_in)?, bias: None });
+        }
+        let bias = self.vector(&format!("{name}.bias"), n_out)?;
+        Ok(Linear { weight: self.matrix_beside_bias(name, n_out, n_in)?, bias: Some(bias) })
     }
 
     /// `gate_proj`, `up_proj` and `down_proj` under `prefix`.
@@ -339,6 +358,7 @@ impl<'a> Loader<'a> {
         }
         for e in 0..n {
             for part in [gate, up, down] {
+                self.refuse_bias(&full(e, part))?;
                 self.used.insert(full(e, part));
             }
         }
@@ -415,12 +435,17 @@ impl<'a> Loader<'a> {
             let parts = ["", "_bias", "_blocks", "_scales"];
             self.used.extend(parts.map(|end| format!("{name}{end}")));
         }
+        for part in ["gate_proj", "up_proj", "down_proj"] {
+            self.used.extend((0..n).map(|expert| format!("{prefix}.{expert}.{part}")));
+        }
         let catalog = self.catalog;
-        let matrix = |name: &str, rows, n_out, n_in| {
-            if catalog.get(&format!("{name}_blocks")).is_some() {
-                MatrixSource::find_mxfp4(catalog, name, rows, n_out, n_in)
+        let matrix = |part: &str, name: &str, rows: FusedRows, n_out, n_in| {
+            // A conversion takes them apart.
+            let own = format!("{prefix}.{}.{part}", rows.expert);
+            if MatrixSource::exists(catalog, &own) {
+                MatrixSource::find(catalog, &own, n_out, n_in)
             } else {
-                MatrixSource::of_columns(catalog, name, rows, n_out, n_in)
+                MatrixSource::of_fused(catalog, name, rows, n_out, n_in)
             }
         };
         let bias =
@@ -428,9 +453,9 @@ impl<'a> Loader<'a> {
         let source = |expert: usize| {
             let rows = |first, step| FusedRows { n_experts: n, expert, first, step };
             Ok(ExpertSource {
-                gate: matrix(&gate_up, rows(0, 2), width, hidden)?,
-                up: matrix(&gate_up, rows(1, 2), width, hidden)?,
-                down: matrix(&down, rows(0, 1), hidden, width)?,
+                gate: matrix("gate_proj", &gate_up, rows(0, 2), width, hidden)?,
+                up: matrix("up_proj", &gate_up, rows(1, 2), width, hidden)?,
+                down: matrix("down_proj", &down, rows(0, 1), hidden, width)?,
                 biases: Some(Biases {
                     gate: bias(&gate_up, rows(0, 2), width)?,
                     up: bias(&gate_up, rows(1, 2), width)?,

@@ -102,7 +102,7 @@ impl Survey {
         let max_ctx = max_ctx.min(config.max_positions(MAX_POSITIONS)?);
         // What the configuration asks for matters more than what the files lack.
         let mut loader = Loader::new(&config, &catalog, max_ctx, Pass::Config);
-        match (family.load)(&mut loader) {
+        match family.load(&mut loader) {
             Ok(_) | Err(Error::Interrupted) => {}
             Err(error) => faults.insert(0, error),
         }
@@ -110,7 +110,7 @@ impl Survey {
         let mut model = None;
         if faults.iter().all(|fault| !matches!(fault, Error::Unsupported { .. })) {
             let pass = Pass::Survey(&mut findings);
-            match (family.load)(&mut Loader::new(&config, &catalog, max_ctx, pass)) {
+            match family.load(&mut Loader::new(&config, &catalog, max_ctx, pass)) {
                 Ok(found) => model = Some(found),
                 Err(Error::Interrupted) => {}
                 // One of the configuration is known by now.
@@ -157,7 +157,7 @@ impl Survey {
         let total = self.dense_read_bytes();
         let model = Ahead::run(&self.findings.matrices, &self.catalog, total, |ahead| {
             let pass = Pass::Load(ahead, &mut *progress);
-            (self.family.load)(&mut Loader::new(&self.config, &self.catalog, self.max_ctx, pass))
+            self.family.load(&mut Loader::new(&self.config, &self.catalog, self.max_ctx, pass))
         })?;
         progress(total, total);
         Ok(model)

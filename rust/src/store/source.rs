@@ -400,9 +400,8 @@ impl MatrixSource {
             Form::Mxfp4(mxfp4) => {
                 Ok(mxfp4.lay_out(rows.len(), &mxfp4.read(catalog, rows.clone())?))
             }
-            Form::Tiles { .. } | Form::Columns(_) => {
-                unreachable!("the converter refuses sources with records or fused experts")
-            }
+            Form::Columns(columns) => columns.load_rows(catalog, rows, self.n_in),
+            Form::Tiles { .. } => unreachable!("the converter refuses sources with records"),
         }
     }
 

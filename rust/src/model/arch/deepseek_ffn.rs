@@ -49,6 +49,27 @@ pub const DEEPSEEK: Names = Names {
     block: "mlp",
     parts: &PROJECTIONS,
 };
+/// What holds where a file does not say: each family's reference has its own.
+#[derive(Clone, Copy)]
+pub struct Defaults {
+    /// Dense layers before the sparse ones.
+    pub first_dense: usize,
+    /// Factor on the weights of experts.
+    pub scale: f64,
+    /// Whether weights are scaled to a sum of one first.
+    pub normalise: bool,
+    /// Groups that experts are divided in, and how many of them are chosen.
+    pub groups: (usize, usize),
+    /// Experts that every row takes.
+    pub n_shared: usize,
+}
+
+impl Defaults {
+    /// `first_dense` dense layers, and nothing else but weights scaled to a sum of one.
+    pub const fn dense_first(first_dense: usize) -> Self {
+        Self { first_dense, scale: 1.0, normalise: true, groups: (1, 1), n_shared: 0 }
+    }
+}
 
 /// Geometry of the feed-forward blocks.
 pub struct FfnConfig {
@@ -73,10 +94,9 @@ pub struct FfnConfig {
 }
 
 impl FfnConfig {
-    /// Reads and checks the configuration; the first `first_dense` layers are dense where it does
-    /// not say.
-    pub fn read(config: &Config, scoring: Scoring, first_dense: usize) -> Result<Self> {
-        Self::read_named(config, &DEEPSEEK, scoring, first_dense)
+    /// Reads and checks the configuration.
+    pub fn read(config: &Config, scoring: Scoring, defaults: Defaults) -> Result<Self> {
+        Self::read_named(config, &DEEPSEEK, scoring, defaults)
     }
 
     /// The same by other names.
@@ -84,7 +104,7 @@ impl FfnConfig {
         config: &Config,
         names: &'static Names,
         scoring: Scoring,
-        first_dense: usize,
+        defaults: Defaults,
     ) -> Result<Self> {
         config.only("hidden_act", "silu")?;
         config.without("mlp_bias")?;
@@ -106,8 +126,9 @@ impl FfnConfig {
                 !greedy
             }
         };
+        let counts = (n_experts, top_k);
         let groups = if grouped {
-            read_groups(config, names.groups, scoring, n_experts, top_k)?
+            read_groups(config, names.groups, scoring, counts, defaults.groups)?
         } else {
             None
         };
@@ -118,14 +139,20 @@ impl FfnConfig {
             dense_width: config.count("intermediate_size", MAX_DIM)?,
             expert_width: config.count("moe_intermediate_size", MAX_DIM)?,
             n_experts,
-            n_shared: config.count_or(names.shared, 0, 1024)?,
+            n_shared: config.count_or(names.shared, defaults.n_shared, 1024)?,
             top_k,
-            sparse: sparse_layers(config, n_layers, first_dense)?,
+            sparse: sparse_layers(config, n_layers, defaults.first_dense)?,
             scoring,
             groups,
-            normalise: config.flag_or(names.normalise, scoring == Scoring::Sigmoid)?,
-            scale: config.number_or("routed_scaling_factor", Some(1.0))? as f32,
+            normalise: config.flag_or(names.normalise, defaults.normalise)?,
+            scale: config.number_or("routed_scaling_factor", Some(defaults.scale))? as f32,
         })
+    }
+
+    /// The same with experts' weights as they are, whatever the configuration says.
+    #[must_use]
+    pub fn without_normalising(self) -> Self {
+        Self { normalise: false, ..self }
     }
 
     /// Numbers of the sparse layers.
@@ -195,11 +222,11 @@ fn read_groups(
     config: &Config,
     key: &str,
     scoring: Scoring,
-    n_experts: usize,
-    top_k: usize,
+    (n_experts, top_k): (usize, usize),
+    (default_n, default_chosen): (usize, usize),
 ) -> Result<Option<Groups>> {
-    let n = config.opt_count(key, n_experts)?.unwrap_or(1);
-    let chosen = config.opt_count("topk_group", n)?.unwrap_or(1);
+    let n = config.opt_count(key, n_experts)?.unwrap_or(default_n);
+    let chosen = config.opt_count("topk_group", n)?.unwrap_or(default_chosen);
     if n == 1 {
         return Ok(None);
     }

@@ -6,7 +6,7 @@
 //! implementations, and no published model asks for it: it is refused.
 
 use super::Family;
-use super::deepseek_ffn::{FfnConfig, Scoring};
+use super::deepseek_ffn::{Defaults, FfnConfig, Scoring};
 use super::mla_config::{self, MlaConfig};
 use crate::error::Result;
 use crate::model::{Loader, Model};
@@ -15,8 +15,9 @@ use crate::model::{Loader, Model};
 pub const FAMILY: Family = Family { name: "deepseek_v2", load };
 
 fn load(loader: &mut Loader) -> Result<Model> {
-    loader.config.without("norm_topk_prob")?;
-    let ffn = FfnConfig::read(loader.config, Scoring::Softmax, 0)?;
+    loader.config.flag_or("norm_topk_prob", false)?;
+    let defaults = Defaults { n_shared: 2, ..Defaults::dense_first(0) };
+    let ffn = FfnConfig::read(loader.config, Scoring::Softmax, defaults)?.without_normalising();
     let attention = MlaConfig::read(loader)?;
     mla_config::load(loader, &attention, &ffn)
 }

@@ -5,7 +5,7 @@
 //! prediction layer that follows the last block in `DeepSeek`'s files is not used.
 
 use super::Family;
-use super::deepseek_ffn::{FfnConfig, Scoring};
+use super::deepseek_ffn::{Defaults, FfnConfig, Scoring};
 use super::mla_config::{self, MlaConfig};
 use crate::error::Result;
 use crate::model::{Loader, Model};
@@ -15,8 +15,11 @@ pub const DEEPSEEK_V3: Family = Family { name: "deepseek_v3", load };
 /// Kimi's.
 pub const KIMI_K2: Family = Family { name: "kimi_k2", load };
 
+const DEFAULTS: Defaults =
+    Defaults { scale: 2.5, groups: (8, 4), n_shared: 1, ..Defaults::dense_first(3) };
+
 fn load(loader: &mut Loader) -> Result<Model> {
-    let ffn = FfnConfig::read(loader.config, Scoring::Sigmoid, 3)?;
+    let ffn = FfnConfig::read(loader.config, Scoring::Sigmoid, DEFAULTS)?;
     let attention = MlaConfig::read(loader)?;
     mla_config::load(loader, &attention, &ffn)
 }

@@ -5,21 +5,20 @@
 //! follows the last block in the files is not used.
 
 use super::Family;
-use super::deepseek_ffn::{FfnConfig, Scoring};
+use super::deepseek_ffn::{Defaults, FfnConfig, Scoring};
 use super::gqa_config::{Form, GqaConfig, NormOver, Rotary};
+use super::gqa_decoder;
 use crate::error::Result;
-use crate::model::attention::Attention;
-use crate::model::loader::{Assembled, MAX_DIM};
 use crate::model::{Loader, Model};
 
 /// See the module.
 pub const FAMILY: Family = Family { name: "glm4_moe", load };
 
+const DEFAULTS: Defaults = Defaults { n_shared: 1, ..Defaults::dense_first(1) };
+
 fn load(loader: &mut Loader) -> Result<Model> {
     let config = loader.config;
-    config.full_attention(loader.max_ctx)?;
-    let ffn = FfnConfig::read(config, Scoring::Sigmoid, 1)?;
-    let hidden = config.count("hidden_size", MAX_DIM)?;
+    let ffn = FfnConfig::read(config, Scoring::Sigmoid, DEFAULTS)?;
     let attention = GqaConfig::read(
         loader,
         Form {
@@ -29,21 +28,5 @@ fn load(loader: &mut Loader) -> Result<Model> {
             ..Form::default()
         },
     )?;
-
-    let mut experts = Vec::new();
-    let mut layers = Vec::new();
-    for i in 0..ffn.n_layers {
-        let prefix = format!("model.layers.{i}");
-        let attention = attention.load(loader, &format!("{prefix}.self_attn"))?;
-        let attention = Attention::Gqa(attention);
-        let ffn = ffn.load(loader, i, &mut experts)?;
-        layers.push(loader.block(&prefix, hidden, attention, ffn)?);
-    }
-    loader.finish(Assembled {
-        layers,
-        experts,
-        sparse_layers: ffn.sparse_layers(),
-        n_experts: ffn.n_experts,
-        top_k: ffn.top_k,
-    })
+    gqa_decoder::load_deepseek_ffn(loader, &attention, &ffn)
 }

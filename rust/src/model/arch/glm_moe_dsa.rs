@@ -5,7 +5,7 @@
 //! follows the last block in the files is not used.
 
 use super::Family;
-use super::deepseek_ffn::{FfnConfig, Scoring};
+use super::deepseek_ffn::{Defaults, FfnConfig, Scoring};
 use super::dsa_config::DsaConfig;
 use super::mla_config::{self, MlaConfig};
 use crate::error::Result;
@@ -15,8 +15,10 @@ use crate::model::{Loader, Model};
 /// See the module.
 pub const FAMILY: Family = Family { name: "glm_moe_dsa", load };
 
+const DEFAULTS: Defaults = Defaults { scale: 2.5, n_shared: 1, ..Defaults::dense_first(3) };
+
 fn load(loader: &mut Loader) -> Result<Model> {
-    let ffn = FfnConfig::read(loader.config, Scoring::Sigmoid, 3)?;
+    let ffn = FfnConfig::read(loader.config, Scoring::Sigmoid, DEFAULTS)?;
     let dsa = DsaConfig::read(loader, Pairing::Interleaved)?;
     let attention = MlaConfig::read(loader)?.with_indexers(dsa);
     mla_config::load(loader, &attention, &ffn)

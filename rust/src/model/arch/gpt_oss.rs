@@ -5,7 +5,7 @@
 //! matrix, chosen by a router with a bias and weighted by the softmax over the chosen.
 
 use super::Family;
-use super::gqa_config::{Form, GqaConfig};
+use super::gqa_config::{Form, GqaConfig, require_theta};
 use super::gqa_decoder::expert_counts;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -21,6 +21,7 @@ pub const FAMILY: Family = Family { name: "gpt_oss", load };
 
 fn load(loader: &mut Loader) -> Result<Model> {
     let config = loader.config;
+    require_theta(config)?;
     config.only("hidden_act", "silu")?;
     let bias = config.flag_or("attention_bias", true)?;
     let attention =

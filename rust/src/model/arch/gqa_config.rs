@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::config::RopeConfig;
+use crate::config::{Config, RopeConfig};
 use crate::error::{Error, Result};
 use crate::model::Loader;
 use crate::model::gqa::{Gqa, QkNorm};
@@ -26,6 +26,16 @@ pub struct Form {
     pub gated: bool,
     /// The rotary embedding where `Config::rope` does not tell it.
     pub rope: Option<RopeConfig>,
+}
+
+/// Refuses a configuration without `rope_theta`, in a family whose reference has another than the
+/// usual 10,000.
+pub fn require_theta(config: &Config) -> Result<()> {
+    let inner = |key: &str| config.get(key).and_then(|rope| rope.get("rope_theta")).is_some();
+    if config.get("rope_theta").is_some() || inner("rope_parameters") || inner("rope_scaling") {
+        return Ok(());
+    }
+    Err(config.refuse("rope_theta is missing"))
 }
 
 /// How much of each head is rotated, from its first component on.

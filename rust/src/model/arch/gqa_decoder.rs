@@ -1,6 +1,7 @@
 //! Decoders of grouped-query attention, dense or with routed experts: Llama, Qwen, `OLMoE`, Mixtral,
 //! `MiniMax`; also with attention of other kinds in some layers.
 
+use super::deepseek_ffn::FfnConfig;
 use super::gqa_config::GqaConfig;
 use crate::config::Config;
 use crate::error::Result;
@@ -117,6 +118,30 @@ pub fn load_with(
         sparse_layers,
         n_experts: moe.map_or(0, |moe| moe.n),
         top_k: moe.map_or(0, |moe| moe.top_k),
+    })
+}
+
+/// Loads a decoder whose feed-forward blocks are those of `DeepSeek`.
+pub fn load_deepseek_ffn(
+    loader: &mut Loader,
+    attention: &GqaConfig,
+    ffn: &FfnConfig,
+) -> Result<Model> {
+    loader.config.full_attention(loader.max_ctx)?;
+    let mut experts = Vec::new();
+    let mut layers = Vec::new();
+    for i in 0..ffn.n_layers {
+        let prefix = format!("model.layers.{i}");
+        let attention = attention.load(loader, &format!("{prefix}.self_attn"))?;
+        let block = ffn.load(loader, i, &mut experts)?;
+        layers.push(loader.block(&prefix, ffn.hidden, Attention::Gqa(attention), block)?);
+    }
+    loader.finish(Assembled {
+        layers,
+        experts,
+        sparse_layers: ffn.sparse_layers(),
+        n_experts: ffn.n_experts,
+        top_k: ffn.top_k,
     })
 }
 

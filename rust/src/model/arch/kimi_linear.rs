@@ -5,7 +5,7 @@
 //! other names.
 
 use super::Family;
-use super::deepseek_ffn::{FfnConfig, Names, Scoring};
+use super::deepseek_ffn::{Defaults, FfnConfig, Names, Scoring};
 use super::linear_config::{conv_taps, negative_exp, read_heads};
 use super::mla_config::{self, MlaConfig};
 use crate::config::Config;
@@ -31,7 +31,7 @@ const NAMES: Names = Names {
 
 fn load(loader: &mut Loader) -> Result<Model> {
     let config = loader.config;
-    let ffn = FfnConfig::read_named(config, &NAMES, Scoring::Sigmoid, 1)?;
+    let ffn = FfnConfig::read_named(config, &NAMES, Scoring::Sigmoid, Defaults::dense_first(1))?;
     if !config.flag_or("mla_use_nope", true)? {
         return Err(Error::Unsupported {
             what: "mla_use_nope false".into(),

@@ -6,7 +6,7 @@
 //! are not used.
 
 use super::Family;
-use super::gqa_config::{Form, GqaConfig, NormOver, Rotary};
+use super::gqa_config::{Form, GqaConfig, NormOver, Rotary, require_theta};
 use super::gqa_decoder::{self, Experts, Weighing, expert_counts};
 use crate::error::{Error, Result};
 use crate::model::loader::{MAX_DIM, MAX_LAYERS, PartNames};
@@ -17,6 +17,7 @@ pub const FAMILY: Family = Family { name: "minimax_m2", load };
 
 fn load(loader: &mut Loader) -> Result<Model> {
     let config = loader.config;
+    require_theta(config)?;
     config.only("qk_norm_type", "per_layer")?;
     for key in ["use_qk_norm", "use_routing_bias"] {
         if !config.flag_or(key, true)? {

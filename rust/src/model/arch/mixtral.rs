@@ -4,7 +4,7 @@
 //! scaled to a sum of one. A sliding window that would cut the context is refused.
 
 use super::Family;
-use super::gqa_config::{Form, GqaConfig};
+use super::gqa_config::{Form, GqaConfig, require_theta};
 use super::gqa_decoder::{self, Experts, Weighing, expert_counts};
 use crate::error::Result;
 use crate::model::loader::{MAX_DIM, MAX_LAYERS, PartNames};
@@ -15,6 +15,7 @@ pub const FAMILY: Family = Family { name: "mixtral", load };
 
 fn load(loader: &mut Loader) -> Result<Model> {
     let config = loader.config;
+    require_theta(config)?;
     let attention = GqaConfig::read(loader, Form::default())?;
     let (n, top_k) = expert_counts(config)?;
     let experts = Experts {

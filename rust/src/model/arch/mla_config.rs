@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use serde_json::Value;
+
 use super::deepseek_ffn::FfnConfig;
 use super::dsa_config::DsaConfig;
-use crate::config::RopeScaling;
+use crate::config::{Config, RopeScaling};
 use crate::error::{Error, Result};
 use crate::model::attention::Attention;
 use crate::model::dsa::Indexing;
@@ -32,7 +34,7 @@ impl MlaConfig {
     /// Reads and checks the configuration.
     pub fn read(loader: &Loader) -> Result<Self> {
         let config = loader.config;
-        config.full_attention(loader.max_ctx)?;
+        refuse_other_layers(config, loader.max_ctx)?;
         let n_heads = config.count("num_attention_heads", MAX_DIM)?;
         let n_kv_heads = config.opt_count("num_key_value_heads", MAX_DIM)?.unwrap_or(n_heads);
         if n_kv_heads != n_heads {
@@ -140,6 +142,17 @@ impl MlaConfig {
             },
         })
     }
+}
+
+/// Refuses layers that are neither full nor, as configurations of sparse attention may call all of
+/// theirs, "indexed_attention".
+fn refuse_other_layers(config: &Config, max_ctx: usize) -> Result<()> {
+    let indexed = |kinds: &Vec<Value>| kinds.iter().all(|kind| kind == "indexed_attention");
+    let has_indexers = config.get("index_topk").is_some();
+    if has_indexers && config.get("layer_types").and_then(Value::as_array).is_some_and(indexed) {
+        return Ok(());
+    }
+    config.full_attention(max_ctx)
 }
 
 /// Loads a decoder of latent attention and the given feed-forward blocks.

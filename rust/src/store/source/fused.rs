@@ -1,5 +1,7 @@
 //! Experts whose matrices lie in tensors of all experts of a layer, stored transposed.
 
+use std::ops::Range;
+
 use super::{Form, FusedRows, MatrixSource, check_size};
 use crate::dtype::{Dtype, widen};
 use crate::error::Result;
@@ -17,6 +19,25 @@ pub(super) struct Columns {
 }
 
 impl MatrixSource {
+    /// Finds one expert's matrix `[n_out, n_in]` in what all experts share under `name`: MXFP4, or
+    /// floats as for [`Self::of_columns`].
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] for a missing tensor or another shape or type than expected.
+    pub fn of_fused(
+        catalog: &Catalog,
+        name: &str,
+        rows: FusedRows,
+        n_out: usize,
+        n_in: usize,
+    ) -> Result<Self> {
+        if catalog.get(&format!("{name}_blocks")).is_some() {
+            Self::find_mxfp4(catalog, name, rows, n_out, n_in)
+        } else {
+            Self::of_columns(catalog, name, rows, n_out, n_in)
+        }
+    }
+
     /// Finds the matrix `[n_out, n_in]` whose output rows `rows` are columns of the tensor `name`
     /// `[experts, n_in, n_out * step]`.
     ///
@@ -99,10 +120,38 @@ impl Columns {
 
     /// The matrix in the bytes that were read.
     pub(super) fn lay_out(&self, bytes: &[u8], n_out: usize, n_in: usize) -> Matrix {
-        let (width, size) = (self.slab.shape[1], self.dtype.bytes());
+        self.transpose(bytes, self.slab.shape[1], self.first, [n_out, n_in])
+    }
+
+    /// Reads some rows of the matrix, as a matrix of its own.
+    pub(super) fn load_rows(
+        &self,
+        catalog: &Catalog,
+        rows: Range<usize>,
+        n_in: usize,
+    ) -> Result<Matrix> {
+        let (all, size) = (self.slab.shape[1], self.dtype.bytes());
+        let first = self.first + rows.start * self.step;
+        let width = (rows.len() - 1) * self.step + 1;
+        let mut bytes = vec![0; n_in * width * size];
+        for (k, part) in bytes.chunks_exact_mut(width * size).enumerate() {
+            catalog.read_at(&self.slab, (k * all + first) * size, part)?;
+        }
+        Ok(self.transpose(&bytes, width, 0, [rows.len(), n_in]))
+    }
+
+    /// The matrix whose rows are each `step`-th column from `first` on of `bytes` `[n_in, width]`.
+    fn transpose(
+        &self,
+        bytes: &[u8],
+        width: usize,
+        first: usize,
+        [n_out, n_in]: [usize; 2],
+    ) -> Matrix {
+        let size = self.dtype.bytes();
         let mut rows = Vec::with_capacity(n_out * n_in * size);
         for row in 0..n_out {
-            let column = self.first + row * self.step;
+            let column = first + row * self.step;
             for k in 0..n_in {
                 rows.extend_from_slice(&bytes[(k * width + column) * size..][..size]);
             }
@@ -222,6 +271,14 @@ mod tests {
             }
         }
         assert_eq!(loaded[2].get(3, 1), 23.0);
+        for (source, whole) in [&even, &odds, &whole].into_iter().zip(&loaded) {
+            for first in 0..whole.n_out {
+                let rows = source.load_rows(&catalog, first..whole.n_out).expect("rows");
+                for (row, k) in (first..whole.n_out).flat_map(|row| [(row, 0), (row, 1)]) {
+                    assert_eq!(rows.get(row - first, k), whole.get(row, k), "{first}: {row}, {k}");
+                }
+            }
+        }
         assert_eq!(odds.load(&catalog).expect("by itself").get(1, 0), 11.0);
         let vector = VectorSource::find(&catalog, "v", rows(4, 2, 1, 2), 3).expect("a vector");
         assert_eq!(vector.load(&catalog).expect("elements"), [13.0, 15.0, 17.0]);
