@@ -114,6 +114,9 @@ def test_the_engine_computes_with_exactly_these_integers(
     [({"experts": "int8", "dense": "bf16", "head": "bf16"}, 0.25), ({}, 0.6)],
     ids=["int8", "int4"],
 )
+@pytest.mark.parametrize(
+    "name", ["glm4_moe", "glm4_moe_lite", "kimi_linear", "qwen3_5_moe", "qwen3_next"]
+)
 def test_logits_stay_close(
     name: str, options: dict[str, Any], bound: float, tmp_path: Path
 ) -> None:
