@@ -254,7 +254,8 @@ impl Catalog {
         let shard = self.shards.len();
         let mut found = Vec::new();
         let mut doubled: Option<(String, &Path, usize)> = None;
-        for (name, info) in metadata.tensors() {
+        // In the order of their names, so that the same fault is told each time.
+        for (name, info) in metadata.tensors().into_iter().collect::<BTreeMap<_, _>>() {
             let (begin, end) = info.data_offsets;
             let tensor = Tensor {
                 shard,
