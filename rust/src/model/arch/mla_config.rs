@@ -145,7 +145,7 @@ impl MlaConfig {
 }
 
 /// Refuses layers that are neither full nor, as configurations of sparse attention may call all of
-/// theirs, "indexed_attention".
+/// theirs, `"indexed_attention"`.
 fn refuse_other_layers(config: &Config, max_ctx: usize) -> Result<()> {
     let indexed = |kinds: &Vec<Value>| kinds.iter().all(|kind| kind == "indexed_attention");
     let has_indexers = config.get("index_topk").is_some();

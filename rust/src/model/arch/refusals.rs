@@ -9,8 +9,8 @@ use serde_json::Value;
 use crate::config::Config;
 use crate::error::{Error, Result};
 
-/// Keys, the only number or boolean at which they ask for nothing (null is another), and the
-/// families that read them by themselves.
+/// Keys, the number at which they ask for nothing (null and false are others), and the families that
+/// read them by themselves.
 const STEERING: &[(&str, Option<f64>, &[&str])] = &[
     ("attention_chunk_size", None, &[]),
     ("attention_multiplier", None, &[]),
@@ -61,9 +61,8 @@ const QUANTIZED: &[&str] = &["colibri", "compressed-tensors", "fbgemm_fp8", "fp8
 pub fn check(config: &Config, family: &str) -> Result<()> {
     for (key, neutral, readers) in STEERING {
         let asks = |value: &&Value| {
-            let number = value.as_f64().or(value.as_bool().map(f64::from));
             // A flag that is false asks for nothing, whatever the key.
-            **value != Value::Bool(false) && (neutral.is_none() || number != *neutral)
+            **value != Value::Bool(false) && (neutral.is_none() || value.as_f64() != *neutral)
         };
         if let Some(value) = config.get(key).filter(asks)
             && !readers.contains(&family)
