@@ -18,6 +18,8 @@ pub mod kernels;
 pub mod kv;
 pub mod legacy;
 pub mod matrix;
+// The fuzz targets count what is allocated and bring their own.
+#[cfg(not(fuzzing))]
 mod memory;
 pub mod model;
 pub mod mux;
@@ -32,7 +34,6 @@ pub mod template;
 pub mod threads;
 pub mod tokenizer;
 
-// The fuzz targets count what is allocated and bring their own.
 #[cfg(not(fuzzing))]
 #[global_allocator]
 static ALLOCATOR: memory::HugePages = memory::HugePages;

@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
+import colibri
 import texts
 from colibri import _core
 from tokenizer_kinds import FAMILIES, KINDS, Kind, make
 
 COUNT = 5000
+# The longest run that is taken (docs/families.md).
+LONGEST_BLANK = 400_000
+DATA = Path(__file__).parents[1] / "data"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "families.md"
 
 
@@ -65,4 +70,17 @@ def test_ids_and_texts_are_those_of_the_reference(pair: Pair) -> None:
 
 
 def test_long_runs_too(pair: Pair) -> None:
-    compare(pair, list(texts.long_runs(20_000)))
+    compare(pair, list(texts.long_runs(10_000)))
+    blank = " " * LONGEST_BLANK + "x"
+    expected = pair.reference.encode(blank, add_special_tokens=False).ids
+    assert pair.ours.encode(blank) == expected
+    with pytest.raises(_core.ColibriCoreError, match="blank characters"):
+        pair.ours.encode(" " + blank)
+
+
+def test_a_folder_without_tokenizer_json_is_refused_by_name(tmp_path: Path) -> None:
+    shutil.copy(DATA / "oracle" / "kimi_k2" / "config.json", tmp_path)
+    (tmp_path / "tiktoken.model").write_bytes(b"IQ== 0\n")
+    with pytest.raises(_core.ColibriCoreError, match=r"tiktoken\.model") as raised:
+        colibri.Model(tmp_path)
+    assert "tokenizer.json" in raised.value.hint

@@ -75,7 +75,7 @@ fuzz_target!(|data: &[u8]| {
         Ok(model) => {
             // What loads is told to be supported.
             assert_eq!(told.expect("it loads")["supported"], true);
-            assert_eq!(model.experts.len(), model.sparse_layers.len());
+            assert_eq!(model.experts.len(), model.sparse_layers.len() * model.n_experts);
             assert!(model.top_k <= model.n_experts);
         }
         Err(error) => check_error(&error),

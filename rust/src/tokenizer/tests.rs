@@ -181,21 +181,13 @@ fn hostile_files_are_refused() {
 #[test]
 fn anchors_match_at_every_line() {
     let tokenizer = load_changed(|file| {
-        file["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!("to$|.|\\n");
-        // In place of the last token, so that the added ones keep their ids.
-        let vocab = file["model"]["vocab"].as_object_mut().unwrap();
-        let last = vocab.iter().max_by_key(|(_, id)| id.as_u64()).unwrap();
-        let (token, id) = (last.0.clone(), last.1.clone());
-        vocab.remove(&token);
-        vocab.insert("to".into(), id);
-        file["model"]["merges"] = json!([["t", "o"]]);
+        file["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!("in$|.|\\n");
     })
     .unwrap();
-    let newline = tokenizer.encode("\n", true).unwrap()[0];
-    let to = tokenizer.encode("to", true).unwrap()[0];
+    let [word, newline] = ["in", "\n"].map(|text| tokenizer.encode(text, true).unwrap()[0]);
     // As the package `tokenizers` 0.23.3 has it.
-    assert_eq!(tokenizer.encode("to\nto", true).unwrap(), [to, newline, to]);
-    assert_eq!(tokenizer.encode("tot", true).unwrap().len(), 3);
+    assert_eq!(tokenizer.encode("in\nin", true).unwrap(), [word, newline, word]);
+    assert_eq!(tokenizer.encode("ini", true).unwrap().len(), 3);
 }
 
 #[test]
