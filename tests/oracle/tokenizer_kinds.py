@@ -175,19 +175,23 @@ FAMILIES = {
     "deepseek_v2": ["deepseek_v2"],
     "deepseek_v3": ["deepseek_v3"],
     "deepseek_v32": ["deepseek_v3"],
+    "dots1": ["qwen2_moe"],
     "glm4": ["glm4"],
     "glm4_moe": ["glm4"],
     "glm4_moe_lite": ["glm4"],
     "glm_moe_dsa": ["glm4"],
     "gpt_oss": ["gpt_oss"],
     "kimi_k2": ["kimi_k2"],
+    "kimi_linear": ["kimi_k2"],
     "llama": ["llama2", "llama2_metaspace", "llama3"],
     "minimax_m2": ["minimax_m2"],
     "mixtral": ["mixtral", "llama2_metaspace"],
     "olmoe": ["olmoe"],
     "qwen2_moe": ["qwen2_moe"],
     "qwen3": ["qwen3"],
+    "qwen3_5_moe": ["qwen3"],
     "qwen3_moe": ["qwen3"],
+    "qwen3_next": ["qwen3"],
 }
 
 
