@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::LazyLock;
 
-use colibri::model::{Model, summary};
+use colibri::model::{Survey, summary};
 use colibri_fuzz::{Counting, Folder, check_error, files, models};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
@@ -69,9 +69,10 @@ fuzz_target!(|data: &[u8]| {
     family.folder.set("generation_config.json", files.next());
     let dir = family.folder.path();
     let most = MAX_FACTOR * (data.len() + family.headers);
-    let told = MEMORY.bounded(most, || summary(dir));
+    let told = MEMORY.bounded(most, || summary(dir, &[]));
     let most = most + MAX_WEIGHTS * family.weights;
-    match MEMORY.bounded(most, || Model::load(dir, CTX, &mut |_, _| {})) {
+    let load = || Survey::begin(dir, &[], CTX, false)?.whole()?.load(&mut |_, _| {});
+    match MEMORY.bounded(most, load) {
         Ok(model) => {
             // What loads is told to be supported.
             assert_eq!(told.expect("it loads")["supported"], true);
