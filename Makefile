@@ -21,7 +21,7 @@ demo: tools $(VENV)/installed ## build, start the server on the embedded model (
 	$(VENV)/bin/colibri $(if $(filter 0,$(OPEN)),serve,web) --port $(PORT) $(ARGS)
 
 test: tools $(TOX) ## run the whole test matrix (ENVS=lint,type for a part of it)
-	$(TOX) run-parallel --parallel 2 $(if $(ENVS),-e $(ENVS))
+	$(TOX) $(if $(ENVS),-e $(ENVS))
 
 web: tools ## build the page into the package; the next `make demo` installs it
 	$(PYTHON) scripts/build_page.py
