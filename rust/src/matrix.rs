@@ -355,17 +355,16 @@ fn push_tiles<T: Copy + Default, const N: usize>(
     let (values, rest) = bytes.as_chunks::<N>();
     assert!(rest.is_empty() && values.len().is_multiple_of(n_in), "whole rows");
     for rows in values.chunks(TILE * n_in) {
-        let start = out.len();
-        out.resize(start + TILE * n_in, T::default());
-        let tile = &mut out[start..];
         for first in (0..n_in).step_by(INPUT_BLOCK) {
             let inputs = first..n_in.min(first + INPUT_BLOCK);
-            let block = &mut tile[inputs.start * TILE..inputs.end * TILE];
+            // Lanes without a row stay zero.
+            let mut block = [[T::default(); TILE]; INPUT_BLOCK];
             for (lane, row) in rows.chunks_exact(n_in).enumerate() {
-                for (bytes, lanes) in row[inputs.clone()].iter().zip(block.chunks_exact_mut(TILE)) {
+                for (bytes, lanes) in row[inputs.clone()].iter().zip(&mut block) {
                     lanes[lane] = value(*bytes);
                 }
             }
+            out.extend_from_slice(block[..inputs.len()].as_flattened());
         }
     }
     values.len() / n_in
