@@ -64,8 +64,8 @@ impl<'a> Ahead<'a> {
             arrived: Condvar::new(),
         };
         std::thread::scope(|scope| {
-            // Two of them at least: one computes while the other waits for the disk.
-            for _ in 0..cpu::n_threads().clamp(2, MAX_READERS) {
+            // Two for each processor: one computes while the other waits for the disk.
+            for _ in 0..(2 * cpu::n_threads()).min(MAX_READERS) {
                 scope.spawn(|| while ahead.read_next() {});
             }
             // Ends the readers also if the caller unwinds.
