@@ -334,3 +334,27 @@ fn what_was_used_is_in_memory_the_next_time_and_changes_no_bit() {
     let (tokens, hits, _) = remembered_turn(Some(&state.path().join("none")));
     assert_eq!((tokens, hits), (expected, cold));
 }
+
+#[test]
+fn a_turn_that_meets_reads_ahead_neither_waits_for_ever_nor_computes_without_them() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("python/colibri/demo_model");
+    let state = tempfile::tempdir().expect("a folder");
+    let turn = |expert_slots, state_dir: Option<&Path>| {
+        let options = RunnerOptions {
+            ctx: Some(64),
+            expert_slots,
+            state_dir: state_dir.map(Path::to_owned),
+            ..RunnerOptions::default()
+        };
+        let mut engine = Engine::load(&dir, &options, &mut |_, _| {}).expect("the demo loads");
+        let mut outcome = Outcome::new();
+        engine.submit(request(3, 0, &prompt(3, 9), 4)).expect("admitted");
+        drain(&mut engine, &mut outcome);
+        outcome.remove(&3).expect("a turn").0
+    };
+    let expected = turn(None, Some(state.path()));
+    // From the experts of one token in one layer on, all of which reads ahead may take.
+    for slots in [1, 2, 4, 1, 2, 4, 1, 2, 4, 1, 1, 1] {
+        assert_eq!(turn(Some(slots), Some(state.path())), expected, "{slots} slots");
+    }
+}

@@ -130,8 +130,13 @@ impl ExpertStore {
         }
         let in_use: Vec<usize> = tasks.iter().map(|(index, _)| *index).collect();
         let mut tasks: Vec<Task> = tasks.into_iter().map(|(_, task)| task).collect();
-        let mut absent = missing.keys().copied().collect::<Vec<_>>().into_iter().peekable();
-        let mut asked = self.request(&mut absent, 0, &in_use);
+        // What is being read ahead already has its memory, and only has to come sooner.
+        let (coming, absent): (Vec<usize>, Vec<usize>) =
+            missing.keys().partition(|&index| self.pending.contains(index));
+        coming.iter().for_each(|&index| self.reader.hurry(index));
+        let mut absent = absent.into_iter().peekable();
+        let mut asked = coming.len();
+        asked += self.request(&mut absent, asked, &in_use);
         beside();
         let mut failure = None;
         loop {
@@ -147,8 +152,8 @@ impl ExpertStore {
             if failure.is_none() {
                 asked += self.request(&mut absent, asked, &[]);
             }
-            if asked == 0 {
-                debug_assert!(failure.is_some() || missing.is_empty(), "the budget holds one");
+            // Where nothing could be asked for, what is read ahead has all the memory until it comes.
+            if asked == 0 && (failure.is_some() || missing.is_empty()) {
                 return failure.map_or(Ok(outputs), Err);
             }
             let start = Instant::now();
@@ -200,14 +205,11 @@ impl ExpertStore {
     ) -> usize {
         let mut more = 0;
         while let Some(&index) = absent.peek().filter(|_| asked + more < MAX_PENDING) {
-            if self.pending.contains(&index) {
-                self.reader.hurry(index);
-            } else if self.make_room(self.sources[index].ram_bytes(), in_use) {
-                self.pending.insert(index);
-                self.reader.request(index);
-            } else {
+            if !self.make_room(self.sources[index].ram_bytes(), in_use) {
                 break;
             }
+            self.pending.insert(index);
+            self.reader.request(index);
             absent.next();
             more += 1;
         }
