@@ -15,8 +15,8 @@ TIMEOUT_S = 1200
 
 
 @pytest.mark.timeout(TIMEOUT_S + 30)
-@pytest.mark.skipif(shutil.which("cargo") is None, reason="there is no Rust toolchain")
 def test_every_kernel_equals_scalar() -> None:
+    assert shutil.which("cargo") is not None, "there is no Rust toolchain"
     source = (ROOT / "rust" / "src" / "kernels" / "tests.rs").read_text(encoding="utf-8")
     expected = set(re.findall(r"#\[test\]\s+fn (\w+)", source))
     assert len(expected) > 4
