@@ -133,7 +133,9 @@ impl ExpertStore {
         // What is being read ahead already has its memory, and only has to come sooner.
         let (coming, absent): (Vec<usize>, Vec<usize>) =
             missing.keys().partition(|&index| self.pending.contains(index));
-        coming.iter().for_each(|&index| self.reader.hurry(index));
+        for &index in &coming {
+            self.reader.hurry(index);
+        }
         let mut absent = absent.into_iter().peekable();
         let mut asked = coming.len();
         asked += self.request(&mut absent, asked, &in_use);
