@@ -8,7 +8,7 @@ use std::path::PathBuf;
 /// Shorthand used throughout the crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Most characters of what an error quotes.
+/// Most bytes of what an error quotes.
 const MAX_QUOTED: usize = 1000;
 
 /// Everything that can go wrong, grouped by cause.
@@ -35,7 +35,10 @@ pub enum Error {
         hint: String,
     },
     /// Some of the files that hold a model's weights are missing.
-    #[error("{}: {} of {total} shards not found: {}", dir.display(), names.len(), few(names, ", "))]
+    #[error(
+        "{}: {} of {total} shards not found: {}",
+        one_line(dir.display()), names.len(), few(names, ", ")
+    )]
     ShardsMissing {
         /// The model folder.
         dir: PathBuf,
@@ -69,7 +72,10 @@ pub enum Error {
 
     // --- resources ---
     /// A memory budget is too small for what must be in it.
-    #[error("{what}: need {}, the budget is {}", human_bytes(*need_bytes), human_bytes(*have_bytes))]
+    #[error(
+        "{}: need {}, the budget is {}",
+        one_line(what), human_bytes(*need_bytes), human_bytes(*have_bytes)
+    )]
     DoesNotFit {
         /// What does not fit.
         what: String,
@@ -141,9 +147,11 @@ pub enum Error {
 /// Most parts of a list that are told in a message.
 const FEW: usize = 8;
 
-/// The first of `parts`, and how many more there are.
+/// The first of `parts`, which share the length of one, and how many more there are.
 fn few(parts: &[String], separator: &str) -> String {
-    let text = parts[..parts.len().min(FEW)].join(separator);
+    let told = &parts[..parts.len().min(FEW)];
+    let most = MAX_QUOTED / told.len().max(1);
+    let text = told.iter().map(|part| cut(part, most)).collect::<Vec<_>>().join(separator);
     match parts.len().saturating_sub(FEW) {
         0 => text,
         more => format!("{text}{separator}and {more} more"),
@@ -185,10 +193,14 @@ pub fn human_bytes(bytes: u64) -> String {
 
 /// A text that may hold parts of a file, as one line of moderate length.
 pub fn one_line(text: impl std::fmt::Display) -> String {
-    let text = text.to_string();
-    let mut line: String =
-        text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_QUOTED).collect();
-    if text.chars().nth(MAX_QUOTED).is_some() {
+    cut(&text.to_string(), MAX_QUOTED)
+}
+
+/// The first `most` bytes of a text, as one line that shows where something was left out.
+fn cut(text: &str, most: usize) -> String {
+    let end = (0..=most.min(text.len())).rfind(|&at| text.is_char_boundary(at)).unwrap_or(0);
+    let mut line = text[..end].replace(char::is_control, " ");
+    if end < text.len() {
         line.push('\u{2026}');
     }
     line
@@ -263,6 +275,19 @@ mod tests {
             Error::FileMissing { path: name.clone().into(), hint: String::new() },
             Error::Unsupported { what: name.clone(), hint: String::new() },
             Error::io(&name, std::io::ErrorKind::InvalidData.into()),
+            Error::DoesNotFit {
+                what: name.clone(),
+                need_bytes: 2,
+                have_bytes: 1,
+                hint: String::new(),
+            },
+            Error::ShardsMissing {
+                dir: name.clone().into(),
+                names: vec![name.clone()],
+                total: 2,
+                hint: String::new(),
+            },
+            Error::Several(vec![Error::bad_file("c", "d"), Error::bad_file("c", &name)]),
         ];
         for error in errors {
             let text = error.to_string();
@@ -271,6 +296,8 @@ mod tests {
         assert_eq!(one_line("x".repeat(MAX_QUOTED)).len(), MAX_QUOTED);
         let cut = one_line("x".repeat(1 << 20));
         assert!(cut.ends_with("x\u{2026}") && cut.chars().count() == MAX_QUOTED + 1);
+        let wide = one_line("\u{20ac}".repeat(1 << 20));
+        assert!(wide.len() <= MAX_QUOTED + '\u{2026}'.len_utf8() && wide.ends_with('\u{2026}'));
     }
 
     #[test]
@@ -285,6 +312,12 @@ mod tests {
         let many = Error::Several((0..20).map(|i| gap("a", i)).collect());
         assert!(many.to_string().ends_with("tensor 7 is missing; and 12 more"), "{many}");
         assert_eq!(Error::Several(vec![many, gap("b", 1)]).each().len(), 21);
+        let long = (0..20).map(|i| Error::bad_file("a", "x".repeat(1000 + i))).collect();
+        let text = Error::Several(long).to_string();
+        assert!(
+            text.len() < MAX_QUOTED + 100 && text.ends_with("x\u{2026}; and 12 more"),
+            "{text}"
+        );
     }
 
     #[test]
