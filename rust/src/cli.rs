@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::legacy::{self, Chat, LegacyOptions};
 use crate::mux::{self, SessionOptions, Wire};
 use crate::runner::RunnerOptions;
-use crate::store::split_dirs;
+use crate::store::{Reads, split_dirs};
 
 /// Exit code for a command line that cannot be used.
 const EXIT_USAGE: i32 = 2;
@@ -78,6 +78,10 @@ struct Args {
     /// [default: what the budget holds]
     #[arg(long, env = "COLIBRI_EXPERT_SLOTS", value_name = "N", value_parser = expert_slots)]
     expert_slots: Option<usize>,
+    /// Whether files are read by way of the system's page cache: `auto` goes past it for what would
+    /// not stay there, `direct` for all that is not in it
+    #[arg(long, env = "COLIBRI_READS", value_enum, default_value_t)]
+    reads: Reads,
     /// Folder for what is remembered from one run to the next [default: the model's]
     #[arg(long, env = "COLIBRI_STATE_DIR", value_name = "DIR")]
     state_dir: Option<PathBuf>,
@@ -304,6 +308,7 @@ fn serve(args: &Args, model: &Path, legacy: Option<LegacyOptions>) -> Result<i32
         expert_slots: args.expert_slots,
         state_dir: Some(state_dir(args, model)?),
         more_dirs: args.model_dirs.as_deref().map(split_dirs).unwrap_or_default(),
+        reads: args.reads,
     };
     let mut reported = None;
     let mut engine = Engine::load(model, &options, &mut |done, total| {

@@ -191,6 +191,11 @@ impl ExpertStore {
         self.total_bytes
     }
 
+    /// Bytes that all experts take on disk.
+    pub fn disk_bytes(&self) -> u64 {
+        self.sources.iter().map(ExpertSource::disk_bytes).sum()
+    }
+
     /// Whether the budget holds all of them, so that none is ever given up.
     fn holds_all(&self) -> bool {
         self.total_bytes <= self.budget_bytes()

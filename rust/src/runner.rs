@@ -13,6 +13,7 @@ use crate::experts::{ExpertSource, ExpertStore};
 use crate::kernels::Kernels;
 use crate::kv::{KvSlot, LayerLayout};
 use crate::model::{Logits, Model, Row, Step, Survey, Trace};
+use crate::store::{ModelPart, Reads};
 use crate::telemetry::Phases;
 use crate::threads::Team;
 
@@ -43,6 +44,8 @@ pub struct RunnerOptions {
     pub state_dir: Option<PathBuf>,
     /// Further folders with shards of the model.
     pub more_dirs: Vec<PathBuf>,
+    /// Whether files are read by way of the system's page cache.
+    pub reads: Reads,
 }
 
 impl Default for RunnerOptions {
@@ -56,6 +59,7 @@ impl Default for RunnerOptions {
             expert_slots: None,
             state_dir: None,
             more_dirs: Vec::new(),
+            reads: Reads::Auto,
         }
     }
 }
@@ -99,8 +103,13 @@ impl Runner {
             survey.dense_ram_bytes(),
             &Shares::of(options, available, available, before, 0),
         )?;
+        // Each byte of it is read once.
+        survey.catalog().read_past_cache(ModelPart::Dense, options.reads != Reads::Cached);
         let model = survey.load(progress)?;
         let mut notices = model.notices.clone();
+        if options.reads == Reads::Direct && !model.catalog.is_past_cache(ModelPart::Dense) {
+            notices.push("these files can be read by way of the page cache only".into());
+        }
         let ctx = wanted.min(model.max_positions);
         if options.ctx.is_some() && ctx < wanted {
             notices.push(format!(
@@ -120,11 +129,19 @@ impl Runner {
         let shares = Shares::of(options, available, left, resident, kv_bytes);
         let mut experts = place_experts(&model, &shares, kv_bytes, options.expert_slots)?;
         let budget = experts.budget_bytes();
+        let past_cache = match options.reads {
+            Reads::Cached => false,
+            Reads::Direct => true,
+            // What is given up is found there again only if there is room for all.
+            Reads::Auto => experts.disk_bytes() > left.saturating_sub(budget),
+        };
+        model.catalog.read_past_cache(ModelPart::Experts, past_cache);
         if experts.total_bytes() > budget {
             notices.push(format!(
-                "{} of {} of routed experts fit in memory; the others are read when needed",
+                "{} of {} of routed experts fit in memory; the others are read when needed{}",
                 human_bytes(budget),
-                human_bytes(experts.total_bytes())
+                human_bytes(experts.total_bytes()),
+                if past_cache { ", past the page cache" } else { "" }
             ));
         }
         let history = match &options.state_dir {

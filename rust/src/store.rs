@@ -9,6 +9,7 @@ mod folders;
 pub mod header;
 pub mod manifest;
 pub mod output;
+mod past_cache;
 pub mod plain;
 pub mod record;
 mod source;
@@ -20,7 +21,7 @@ use std::ops::Bound;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
 use files::MAX_JSON_BYTES;
@@ -29,6 +30,8 @@ pub use folders::split_dirs;
 use folders::{Shards, is_plain_name};
 use header::{Header, read_header};
 use manifest::{Content, JOURNAL, MANIFEST, Manifest};
+pub use past_cache::{ModelPart, Reads};
+use past_cache::{PastCache, Window};
 use record::{Digest, Part, RECORDS_KEY};
 use source::fp8;
 pub use source::{FusedRows, MatrixSource, StackedRows, VectorSource};
@@ -40,7 +43,7 @@ const AHEAD_BYTES: usize = 8 << 20;
 
 thread_local! {
     /// What pieces are read into. A buffer for each tensor would leave holes between matrices.
-    static PIECE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    static PIECE: RefCell<Window> = const { RefCell::new(Window::new()) };
 }
 
 /// Whether a tensor belongs to a routed expert, which is not read at loading.
@@ -87,6 +90,7 @@ impl Tensor {
 struct Shard {
     path: PathBuf,
     file: File,
+    past_cache: Option<PastCache>,
     bytes: u64,
     /// Of everything before the first tensor.
     header: blake3::Hash,
@@ -112,7 +116,9 @@ pub struct Catalog {
     fp8_block: [usize; 2],
     /// Tensors of shards that could not be read; all there may be if no index names them.
     unread: Unread,
+    /// Of the dense part and of routed experts.
     read: [AtomicU64; 2],
+    is_past_cache: [AtomicBool; 2],
 }
 
 /// What may be in shards that could not be read.
@@ -153,7 +159,8 @@ impl Catalog {
             parts: BTreeMap::new(),
             fp8_block: fp8::DEFAULT_BLOCK,
             unread: Unread::Only(BTreeSet::new()),
-            read: [AtomicU64::new(0), AtomicU64::new(0)],
+            read: [const { AtomicU64::new(0) }; 2],
+            is_past_cache: [const { AtomicBool::new(false) }; 2],
         };
         for (name, path) in found {
             if let Err(error) = catalog.add_shard(&path) {
@@ -286,7 +293,9 @@ impl Catalog {
             return Err(Error::bad_file(path, format!("describes tensor {name}, which it lacks")));
         }
         self.tensors.extend(found);
-        self.shards.push(Shard { path: path.to_owned(), file, bytes: file_bytes, header: hash });
+        let past_cache = PastCache::of(&file);
+        let path = path.to_owned();
+        self.shards.push(Shard { path, file, past_cache, bytes: file_bytes, header: hash });
         Ok(())
     }
 
@@ -420,39 +429,89 @@ impl Catalog {
         take: &mut dyn FnMut(&[u8]) -> Result<()>,
     ) -> Result<()> {
         let file = &self.shards[tensor.shard].file;
+        let is_past_cache = self.past_cache(tensor, 0, tensor.bytes).is_some();
         let advise = |from: usize, bytes: usize| {
             let from = from.min(tensor.bytes);
             let bytes = bytes.min(tensor.bytes - from) as u64;
-            files::will_need(file, tensor.offset + from as u64, bytes);
+            if !is_past_cache {
+                files::will_need(file, tensor.offset + from as u64, bytes);
+            }
         };
         // Taken, so that `take` may read too.
-        let mut buffer = PIECE.take();
-        buffer.resize(size.min(tensor.bytes), 0);
+        let mut window = PIECE.take();
         advise(0, AHEAD_BYTES);
         let mut check = tensor.digest.as_ref().and_then(|digest| digest.begin());
         let mut from = 0;
         while from < tensor.bytes {
-            let piece = &mut buffer[..size.min(tensor.bytes - from)];
-            advise(from + AHEAD_BYTES, piece.len());
-            self.read_at(tensor, from, piece)?;
+            let n = size.min(tensor.bytes - from);
+            advise(from + AHEAD_BYTES, n);
+            let piece = self.read_window(tensor, from, n, &mut window)?;
             if let Some(check) = &mut check {
                 check.update(piece);
             }
             take(piece)?;
-            from += piece.len();
+            from += n;
         }
-        PIECE.replace(buffer);
+        PIECE.replace(window);
         check.map_or(Ok(()), |check| check.end(self.path_of(tensor)))
+    }
+
+    /// Reads `bytes` bytes of `tensor` from byte `from` on, to wherever in `window` suits best.
+    fn read_window<'a>(
+        &self,
+        tensor: &Tensor,
+        from: usize,
+        bytes: usize,
+        window: &'a mut Window,
+    ) -> Result<&'a [u8]> {
+        if let Some(way) = self.past_cache(tensor, from, bytes)
+            && let Ok(range) = way.read_window(window, tensor.offset + from as u64, bytes)
+        {
+            self.count(tensor, bytes);
+            return Ok(&window.bytes(0)[range]);
+        }
+        let piece = &mut window.bytes(bytes)[..bytes];
+        self.read_at(tensor, from, piece)?;
+        Ok(piece)
     }
 
     /// Reads the bytes of `tensor` from byte `from` on, compared with nothing.
     pub fn read_at(&self, tensor: &Tensor, from: usize, out: &mut [u8]) -> Result<()> {
+        self.count(tensor, out.len());
+        let at = tensor.offset + from as u64;
+        // What goes wrong that way is tried again the plain one, which tells what is the matter.
+        if let Some(way) = self.past_cache(tensor, from, out.len())
+            && way.read_exact_at(out, at).is_ok()
+        {
+            return Ok(());
+        }
         let shard = &self.shards[tensor.shard];
-        self.read[usize::from(tensor.routed)].fetch_add(out.len() as u64, Ordering::Relaxed);
-        shard
-            .file
-            .read_exact_at(out, tensor.offset + from as u64)
-            .map_err(|e| Error::io(&shard.path, files::shortened(e)))
+        let read = shard.file.read_exact_at(out, at);
+        read.map_err(|e| Error::io(&shard.path, files::shortened(e)))
+    }
+
+    fn count(&self, tensor: &Tensor, bytes: usize) {
+        self.read[usize::from(tensor.routed)].fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// The way past the page cache, if `bytes` bytes of `tensor` from byte `from` on are to go it.
+    fn past_cache(&self, tensor: &Tensor, from: usize, bytes: usize) -> Option<&PastCache> {
+        let is_wanted = self.is_past_cache[usize::from(tensor.routed)].load(Ordering::Relaxed);
+        let past_cache = self.shards[tensor.shard].past_cache.as_ref().filter(|_| is_wanted);
+        past_cache.filter(|way| way.suits(tensor.offset + from as u64, bytes))
+    }
+
+    /// Says whether what is not in the system's page cache is to be read past it from now on, where
+    /// that is possible.
+    pub fn read_past_cache(&self, part: ModelPart, is_past_cache: bool) {
+        let is_past_cache =
+            is_past_cache && self.shards.iter().any(|shard| shard.past_cache.is_some());
+        self.is_past_cache[part as usize].store(is_past_cache, Ordering::Relaxed);
+    }
+
+    /// Whether it is.
+    pub fn is_past_cache(&self, part: ModelPart) -> bool {
+        self.is_past_cache[part as usize].load(Ordering::Relaxed)
     }
 
     /// Asks the system to forget what it keeps in memory of `bytes` bytes of `tensor` from byte

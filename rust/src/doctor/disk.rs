@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::cpu;
 use crate::error::{Error, Result};
-use crate::store::{Catalog, READ_BYTES, Tensor};
+use crate::store::{Catalog, ModelPart, READ_BYTES, Tensor};
 
 /// Time between two reports of progress.
 const REPORT_INTERVAL: Duration = Duration::from_millis(50);
@@ -34,6 +34,9 @@ pub fn measure_disk(
     limit: Duration,
     progress: &mut dyn FnMut(u64, u64) -> bool,
 ) -> Result<Value> {
+    for part in [ModelPart::Dense, ModelPart::Experts] {
+        catalog.read_past_cache(part, true);
+    }
     let has_experts = catalog.tensors().values().any(|tensor| tensor.routed);
     let mut pieces = pieces(catalog, has_experts);
     shuffle(&mut pieces);

@@ -11,6 +11,7 @@ use crate::cpu::{self, Memory};
 use crate::engine::{Engine, Event, Turn};
 use crate::error::{Error, Result};
 use crate::stdio::Output;
+use crate::store::ModelPart;
 use crate::telemetry::Phases;
 
 /// Least time between two PREFILL records of a request.
@@ -68,7 +69,10 @@ impl Emitter {
         let runner = &engine.runner;
         let ids = |ids: &[u32]| ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
         let layers: Vec<String> = runner.model.sparse_layers.iter().map(usize::to_string).collect();
-        let read = runner.model.catalog.bytes_read();
+        let catalog = &runner.model.catalog;
+        let read = catalog.bytes_read();
+        let ways = [ModelPart::Dense, ModelPart::Experts]
+            .map(|part| if catalog.is_past_cache(part) { "direct" } else { "cached" });
         let mut caps = vec![
             ("proto", "1".to_owned()),
             ("ctx", runner.ctx.to_string()),
@@ -82,6 +86,7 @@ impl Emitter {
             ("threads", runner.n_threads().to_string()),
             ("dense_read", read.dense.to_string()),
             ("experts_read", read.experts.to_string()),
+            ("reads", ways.join(",")),
         ];
         if let Some(tokens) = engine.prefill_chunk() {
             caps.push(("prefill_chunk", tokens.to_string()));

@@ -226,3 +226,38 @@ fn bytes_that_are_read_are_counted() {
     catalog.read_at(expert, 4, &mut [0; 8]).expect("read");
     assert_eq!(catalog.bytes_read(), BytesRead { dense: 40, experts: 8 });
 }
+
+#[test]
+fn bytes_are_the_same_through_the_page_cache_and_past_it() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let content: Vec<f32> = (0..(3 << 18) + 77).map(|i| i as f32).collect();
+    let names = ["a", "m.experts.0.up.weight"];
+    write(&dir.path().join("model.safetensors"), &names.map(|name| (name, &content[..])));
+    let bytes = bytemuck::cast_slice::<f32, u8>(&content);
+    for is_past_cache in [false, true] {
+        let catalog = Catalog::open(dir.path()).expect("a catalogue");
+        for part in [ModelPart::Dense, ModelPart::Experts] {
+            catalog.read_past_cache(part, is_past_cache);
+        }
+        for tensor in names.map(|name| catalog.get(name).expect("a tensor")) {
+            // What was just written is in the page cache until it is on the disk and forgotten.
+            let file = std::fs::File::open(catalog.path_of(tensor)).expect("a file");
+            file.sync_all().expect("a disk");
+            catalog.forget(tensor, 0, tensor.bytes);
+            assert_eq!(catalog.read(tensor).expect("read"), bytes);
+            for size in [4096, 1 << 20, bytes.len()] {
+                catalog.forget(tensor, 0, tensor.bytes);
+                let mut joined = Vec::new();
+                let mut take = |piece: &[u8]| {
+                    joined.extend_from_slice(piece);
+                    Ok(())
+                };
+                catalog.read_pieces(tensor, size, &mut take).expect("read");
+                assert!(joined == bytes, "{size}");
+            }
+        }
+        let once = bytes.len() as u64;
+        let read = BytesRead { dense: 4 * once, experts: 4 * once };
+        assert_eq!(catalog.bytes_read(), read);
+    }
+}
