@@ -61,6 +61,15 @@ pub trait Weights: Copy {
         x: Rows<'_>,
         first_row: usize,
     ) -> [[Lanes; R]; T];
+
+    /// Weights of a tile for the inputs from `from` on.
+    fn widen(self, tile: usize, n_in: usize, from: usize, out: &mut [Lanes]);
+
+    /// Inputs that have a chain of their own.
+    fn block(self, n_in: usize) -> usize;
+
+    /// Adds the chain of a tile's block `b` of so many to what those before gave.
+    fn add_block(self, tile: usize, b: usize, n_blocks: usize, chain: &Lanes, acc: &mut Lanes);
 }
 
 /// Float weights `[tiles][n_in][16]` widened by `W`.
@@ -104,6 +113,24 @@ impl<E: Copy, W: Fn(E) -> f32 + Copy> Weights for Plain<'_, E, W> {
         }
         acc
     }
+
+    #[inline(always)]
+    fn widen(self, tile: usize, n_in: usize, from: usize, out: &mut [Lanes]) {
+        let elements = &self.0[(tile * n_in + from) * TILE..][..out.len() * TILE];
+        for (w, &element) in out.as_flattened_mut().iter_mut().zip(elements) {
+            *w = self.1(element);
+        }
+    }
+
+    #[inline(always)]
+    fn block(self, n_in: usize) -> usize {
+        n_in
+    }
+
+    #[inline(always)]
+    fn add_block(self, _: usize, _: usize, _: usize, chain: &Lanes, acc: &mut Lanes) {
+        *acc = *chain;
+    }
 }
 
 /// Inputs whose e4m3 weights are widened at once: loops over so many are vectorised, others not.
@@ -118,11 +145,11 @@ impl Weights for Scaled<'_> {
         x: Rows<'_>,
         first_row: usize,
     ) -> [[Lanes; R]; T] {
-        let Fp8Tiles { block, codes, scales } = self.0;
         let n_in = x.n_in;
-        let blocks = n_in.div_ceil(*block);
+        let block = self.0.block;
+        let blocks = n_in.div_ceil(block);
         let rows: [&[f32]; R] = x.take(first_row);
-        let mut widened = [[0.0f32; WIDENED * TILE]; T];
+        let mut widened = [[[0.0f32; TILE]; WIDENED]; T];
         let mut acc = [[[0.0f32; TILE]; R]; T];
         for b in 0..blocks {
             let end = n_in.min((b + 1) * block);
@@ -130,14 +157,11 @@ impl Weights for Scaled<'_> {
             for from in (b * block..end).step_by(WIDENED) {
                 let n = WIDENED.min(end - from);
                 for t in 0..T {
-                    let codes = &codes[((first + t) * n_in + from) * TILE..][..n * TILE];
-                    for (w, &code) in widened[t].iter_mut().zip(codes) {
-                        *w = e4m3_number_to_f32(code);
-                    }
+                    self.widen(first + t, n_in, from, &mut widened[t][..n]);
                 }
                 for k in 0..n {
                     for t in 0..T {
-                        let w = lanes(&widened[t], k);
+                        let w = &widened[t][k];
                         for r in 0..R {
                             let x = rows[r][from + k];
                             for l in 0..TILE {
@@ -148,15 +172,33 @@ impl Weights for Scaled<'_> {
                 }
             }
             for t in 0..T {
-                let scale = lanes(scales, (first + t) * blocks + b);
                 for r in 0..R {
-                    for l in 0..TILE {
-                        acc[t][r][l] = chains[t][r][l].mul_add(scale[l], acc[t][r][l]);
-                    }
+                    self.add_block(first + t, b, blocks, &chains[t][r], &mut acc[t][r]);
                 }
             }
         }
         acc
+    }
+
+    #[inline(always)]
+    fn widen(self, tile: usize, n_in: usize, from: usize, out: &mut [Lanes]) {
+        let codes = &self.0.codes[(tile * n_in + from) * TILE..][..out.len() * TILE];
+        for (w, &code) in out.as_flattened_mut().iter_mut().zip(codes) {
+            *w = e4m3_number_to_f32(code);
+        }
+    }
+
+    #[inline(always)]
+    fn block(self, _: usize) -> usize {
+        self.0.block
+    }
+
+    #[inline(always)]
+    fn add_block(self, tile: usize, b: usize, n_blocks: usize, chain: &Lanes, acc: &mut Lanes) {
+        let scale = lanes(&self.0.scales, tile * n_blocks + b);
+        for l in 0..TILE {
+            acc[l] = chain[l].mul_add(scale[l], acc[l]);
+        }
     }
 }
 
@@ -175,6 +217,9 @@ pub fn matmul<W: Weights>(w: W, first: usize, x: Rows<'_>, n_rows: usize, out: &
         }
         return;
     }
+    if n_rows >= MANY_ROWS {
+        return matmul_many(w, first, x, n_rows, out);
+    }
     for (t, out) in out.chunks_exact_mut(n_rows).enumerate() {
         let whole = n_rows / 4 * 4;
         for r in (0..whole).step_by(4) {
@@ -184,6 +229,62 @@ pub fn matmul<W: Weights>(w: W, first: usize, x: Rows<'_>, n_rows: usize, out: &
             out[r] = w.accumulate::<1, 1>(first + t, x, r)[0][0];
         }
     }
+}
+
+/// Rows from which on it pays to widen weights once for all of them.
+const MANY_ROWS: usize = 8;
+/// Inputs whose weights are widened at once then: a tile's are 8 KiB, which the nearest cache holds.
+const DEPTH: usize = 128;
+
+/// [`matmul`] of many rows.
+#[inline(always)]
+fn matmul_many<W: Weights>(w: W, first: usize, x: Rows<'_>, n_rows: usize, out: &mut [Lanes]) {
+    let block = w.block(x.n_in);
+    let blocks = x.n_in.div_ceil(block);
+    let mut widened = [[0.0f32; TILE]; DEPTH];
+    let mut chains = vec![[0.0f32; TILE]; n_rows];
+    for (t, out) in out.chunks_exact_mut(n_rows).enumerate() {
+        out.fill([0.0; TILE]);
+        for b in 0..blocks {
+            let end = x.n_in.min((b + 1) * block);
+            chains.fill([0.0; TILE]);
+            for from in (b * block..end).step_by(DEPTH) {
+                let widened = &mut widened[..DEPTH.min(end - from)];
+                w.widen(first + t, x.n_in, from, widened);
+                let whole = n_rows / 4 * 4;
+                for r in (0..whole).step_by(4) {
+                    lengthen::<4>(&mut chains[r..], widened, x.take(r), from);
+                }
+                for r in whole..n_rows {
+                    lengthen::<1>(&mut chains[r..], widened, x.take(r), from);
+                }
+            }
+            for (chain, acc) in chains.iter().zip(&mut *out) {
+                w.add_block(first + t, b, blocks, chain, acc);
+            }
+        }
+    }
+}
+
+/// Goes on with the chains of `R` rows, by the weights of the inputs from `from` on.
+#[inline(always)]
+fn lengthen<const R: usize>(
+    chains: &mut [Lanes],
+    weights: &[Lanes],
+    rows: [&[f32]; R],
+    from: usize,
+) {
+    let rows = rows.map(|row| &row[from..from + weights.len()]);
+    let mut acc: [Lanes; R] = std::array::from_fn(|r| chains[r]);
+    for (k, w) in weights.iter().enumerate() {
+        for r in 0..R {
+            let x = rows[r][k];
+            for l in 0..TILE {
+                acc[r][l] = w[l].mul_add(x, acc[r][l]);
+            }
+        }
+    }
+    chains[..R].copy_from_slice(&acc);
 }
 
 /// Quantises a group `x` to signed bytes: amax / 127, ties to even. Returns the scale.

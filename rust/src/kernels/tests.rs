@@ -118,7 +118,7 @@ fn matrices(random: &mut Random, n_out: usize, n_in: usize) -> Vec<Matrix> {
             matrices.push(int(random, bits, dtypes[i % 3], (n_out, n_in), group));
         }
     }
-    for block in [1, 16, 24, 128] {
+    for block in [1, 16, 24, 128, 200] {
         matrices.push(fp8(random, n_out, n_in, block));
     }
     if n_in.is_multiple_of(MXFP4_GROUP) {
