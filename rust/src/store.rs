@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
-use files::MAX_JSON_BYTES;
+use files::{MAX_JSON_BYTES, Stamp};
 pub use files::{open_regular, read_capped, read_json};
 pub use folders::split_dirs;
 use folders::{Shards, is_plain_name};
@@ -91,9 +91,16 @@ struct Shard {
     path: PathBuf,
     file: File,
     past_cache: Option<PastCache>,
-    bytes: u64,
+    stamp: Stamp,
     /// Of everything before the first tensor.
     header: blake3::Hash,
+}
+
+impl Shard {
+    /// What came of a `read`, if the file is still the one that was opened.
+    fn end_read(&self, read: std::io::Result<()>) -> Result<()> {
+        self.stamp.check(&self.file).and(read).map_err(|e| Error::io(&self.path, e))
+    }
 }
 
 /// Bytes of tensors read so far.
@@ -234,7 +241,7 @@ impl Catalog {
             };
             match &entry.content {
                 Content::Tensors { header, tensors }
-                    if *header == shard.header && entry.bytes == shard.bytes =>
+                    if *header == shard.header && entry.bytes == shard.stamp.bytes =>
                 {
                     digests.extend(tensors.iter().map(|(name, hash)| (name, *hash)));
                 }
@@ -255,8 +262,8 @@ impl Catalog {
 
     fn add_shard(&mut self, path: &Path) -> Result<()> {
         let file = open_regular(path)?;
-        let file_bytes = file.metadata().map_err(|e| Error::io(path, e))?.len();
-        let Header { metadata, data_start, hash } = read_header(path, &file, file_bytes)?;
+        let stamp = Stamp::of(&file).map_err(|e| Error::io(path, e))?;
+        let Header { metadata, data_start, hash } = read_header(path, &file, stamp.bytes)?;
         let mut records = self.read_records(path, &metadata)?;
         let shard = self.shards.len();
         let mut found = Vec::new();
@@ -295,7 +302,7 @@ impl Catalog {
         self.tensors.extend(found);
         let past_cache = PastCache::of(&file);
         let path = path.to_owned();
-        self.shards.push(Shard { path, file, past_cache, bytes: file_bytes, header: hash });
+        self.shards.push(Shard { path, file, past_cache, stamp, header: hash });
         Ok(())
     }
 
@@ -347,7 +354,7 @@ impl Catalog {
 
     /// The files' paths, lengths and hashes of their headers, in the order of `Tensor::shard`.
     pub fn shards(&self) -> impl Iterator<Item = (&Path, u64, blake3::Hash)> {
-        self.shards.iter().map(|shard| (shard.path.as_path(), shard.bytes, shard.header))
+        self.shards.iter().map(|shard| (shard.path.as_path(), shard.stamp.bytes, shard.header))
     }
 
     /// Number of files.
@@ -468,6 +475,7 @@ impl Catalog {
             && let Ok(range) = way.read_window(window, tensor.offset + from as u64, bytes)
         {
             self.count(tensor, bytes);
+            self.shards[tensor.shard].end_read(Ok(()))?;
             return Ok(&window.bytes(0)[range]);
         }
         let piece = &mut window.bytes(bytes)[..bytes];
@@ -479,15 +487,14 @@ impl Catalog {
     pub fn read_at(&self, tensor: &Tensor, from: usize, out: &mut [u8]) -> Result<()> {
         self.count(tensor, out.len());
         let at = tensor.offset + from as u64;
-        // What goes wrong that way is tried again the plain one, which tells what is the matter.
-        if let Some(way) = self.past_cache(tensor, from, out.len())
-            && way.read_exact_at(out, at).is_ok()
-        {
-            return Ok(());
-        }
         let shard = &self.shards[tensor.shard];
-        let read = shard.file.read_exact_at(out, at);
-        read.map_err(|e| Error::io(&shard.path, files::shortened(e)))
+        let way = self.past_cache(tensor, from, out.len());
+        let read = match way.map(|way| way.read_exact_at(out, at)) {
+            Some(Ok(())) => Ok(()),
+            // What goes wrong past the cache is tried the plain way, which tells what is the matter.
+            Some(Err(_)) | None => shard.file.read_exact_at(out, at),
+        };
+        shard.end_read(read)
     }
 
     fn count(&self, tensor: &Tensor, bytes: usize) {

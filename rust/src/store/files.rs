@@ -1,10 +1,12 @@
 //! Files of a model folder, read as bytes from a stranger.
 
+use std::cmp::Ordering;
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{ErrorKind, Read as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
+use std::time::SystemTime;
 
 use serde_json::Value;
 
@@ -22,7 +24,7 @@ pub fn open_regular(path: &Path) -> Result<File> {
     let opened = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
     let file = match opened {
         Ok(file) => file,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+        Err(e) if e.kind() == ErrorKind::NotFound => {
             return Err(Error::FileMissing {
                 path: path.to_owned(),
                 hint: "a model folder holds config.json, tokenizer.json and *.safetensors files"
@@ -58,6 +60,34 @@ pub fn read_json(path: &Path) -> Result<Value> {
     let bytes = read_capped(path, MAX_JSON_BYTES)?;
     serde_json::from_slice(&bytes)
         .map_err(|e| Error::bad_file(path, format!("not valid JSON: {e}")))
+}
+
+/// What tells whether a file is still the one that was opened.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stamp {
+    /// Its length.
+    pub(super) bytes: u64,
+    modified: Option<SystemTime>,
+}
+
+impl Stamp {
+    /// That of `file` now.
+    pub(super) fn of(file: &File) -> std::io::Result<Self> {
+        let metadata = file.metadata()?;
+        Ok(Self { bytes: metadata.len(), modified: metadata.modified().ok() })
+    }
+
+    /// Fails if `file` is no longer the one of this stamp. To be asked after reading: whoever writes
+    /// to a file changes its stamp first.
+    pub(super) fn check(self, file: &File) -> std::io::Result<()> {
+        let now = Self::of(file)?;
+        let what = match now.bytes.cmp(&self.bytes) {
+            Ordering::Less => "the file is shorter than when it was opened",
+            Ordering::Equal if now == self => return Ok(()),
+            _ => "the file was changed since it was opened",
+        };
+        Err(std::io::Error::new(ErrorKind::InvalidData, what))
+    }
 }
 
 /// Drops the pages that the system keeps of a part of `file`, where it lets one.
@@ -99,12 +129,4 @@ fn advise(file: &File, from: u64, bytes: u64, advice: libc::c_int) {
         let (from, bytes) = (from.cast_signed(), bytes.cast_signed());
         libc::posix_fadvise(file.as_raw_fd(), from, bytes, advice);
     }
-}
-
-/// Says of a file that ended early why that is.
-pub(super) fn shortened(error: std::io::Error) -> std::io::Error {
-    if error.kind() != std::io::ErrorKind::UnexpectedEof {
-        return error;
-    }
-    std::io::Error::new(error.kind(), "the file is shorter than when it was opened")
 }
