@@ -175,6 +175,7 @@ class Model:
         isa: str | None = None,
         prefill_chunk: int | None = None,
         expert_slots: int | None = None,
+        model_dirs: str | None = None,
     ) -> Self: ...
     def encode(self, text: str) -> list[int]: ...
     def decode(self, ids: list[int]) -> str: ...
@@ -258,7 +259,15 @@ class Conversion:
     """A model folder and what becomes of it; reads headers only until it runs."""
 
     def __new__(
-        cls, src: str, *, experts: str, group: int, dense: str, head: str, mtp: str
+        cls,
+        src: str,
+        model_dirs: str | None = None,
+        *,
+        experts: str,
+        group: int,
+        dense: str,
+        head: str,
+        mtp: str,
     ) -> Self: ...
     def summary(self) -> str:
         """What would be written, as a JSON object (files, bytes, kinds, source_bytes)."""
@@ -277,7 +286,7 @@ class Weights:
     Raises ``ColibriCoreError`` for a form that does not tell the shapes.
     """
 
-    def __new__(cls, path: str) -> Self: ...
+    def __new__(cls, path: str, model_dirs: str | None = None) -> Self: ...
     def tensors(self) -> list[tuple[str, list[int], str, bool]]:
         """Name, shape and stored format (``int4-g64``, ``bf16``) of each tensor, by name.
 

@@ -9,9 +9,8 @@ from os import PathLike
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri import _core, arguments
+from colibri import _core, arguments, models
 from colibri.errors import EngineError
-from colibri.models import resolve_model
 
 MAX_RAM_GB = 1e6
 
@@ -47,6 +46,8 @@ class Model:
             the engine's choice. The results are the same.
         expert_slots: experts of each layer that are in memory at most, which any layers may use;
             ``None`` keeps as many as the budget holds. The results are the same.
+        model_dirs: further folders with shards of the model, separated by colons; ``None`` is what
+            ``COLI_MODEL_DIRS`` says.
 
     Raises:
         TypeError, ValueError: naming the argument that cannot be used.
@@ -64,6 +65,7 @@ class Model:
         isa: str | None = None,
         prefill_chunk: int | None = None,
         expert_slots: int | None = None,
+        model_dirs: str | None = None,
     ) -> None:
         name = None if path is None else arguments.path("path", path)
         if ram_gb is not None:
@@ -81,10 +83,21 @@ class Model:
             expert_slots = arguments.integer(
                 "expert_slots", expert_slots, 1, arguments.MAX_EXPERT_SLOTS
             )
-        folder = resolve_model(name, environment=False)
+        dirs = (
+            models.model_dirs() if model_dirs is None else arguments.text("model_dirs", model_dirs)
+        )
+        folder = models.resolve_model(name, environment=False)
         try:
             self._model = _core.Model(
-                str(folder), ram_gb, ctx, threads, progress, isa, prefill_chunk, expert_slots
+                str(folder),
+                ram_gb,
+                ctx,
+                threads,
+                progress,
+                isa,
+                prefill_chunk,
+                expert_slots,
+                dirs,
             )
         except _core.ColibriCoreError as error:
             raise _engine_error(error) from error

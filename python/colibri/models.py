@@ -70,6 +70,11 @@ def resolve_model(name: str | None, *, environment: bool = True) -> Path:
     return path
 
 
+def model_dirs() -> str | None:
+    """Returns the list of further folders with shards of the model, as the engine reads it."""
+    return os.environ.get("COLI_MODEL_DIRS")
+
+
 @dataclass(frozen=True)
 class ModelInfo:
     """What the server and the command line know about a model.

@@ -11,7 +11,7 @@ mod options;
 mod output;
 mod plan;
 mod quantize;
-mod stacked;
+mod shared;
 mod verify;
 mod work;
 
@@ -94,13 +94,14 @@ pub struct Conversion {
 }
 
 impl Conversion {
-    /// Reads the headers of the model folder `src` and plans its conversion.
+    /// Reads the headers of the model folder `src`, whose shards may be in the folders `more` as well,
+    /// and plans its conversion.
     ///
     /// # Errors
     /// As opening a model does, and those of sources that cannot be converted.
-    pub fn new(src: &Path, options: &Options) -> Result<Self> {
+    pub fn new(src: &Path, more: &[PathBuf], options: &Options) -> Result<Self> {
         let config = Config::open(src)?;
-        let catalog = Catalog::open(src)?;
+        let catalog = Catalog::open_spread(src, more)?;
         let plan = Plan::new(&catalog, &config, options)?;
         let mut small = BTreeMap::new();
         for name in SMALL_FILES.into_iter().filter(|name| src.join(name).is_file()) {

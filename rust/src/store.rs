@@ -142,12 +142,19 @@ impl Catalog {
     /// A missing or truncated shard, a malformed header, a tensor that two shards hold or that the
     /// index promises and no shard has; all of them at once.
     pub fn open(dir: &Path) -> Result<Self> {
-        let (catalog, faults) = Self::examine(dir, &[])?;
+        Self::open_spread(dir, &[])
+    }
+
+    /// As [`Catalog::open`] with shards in the folders `more` as well.
+    ///
+    /// # Errors
+    /// As [`Catalog::open`].
+    pub fn open_spread(dir: &Path, more: &[PathBuf]) -> Result<Self> {
+        let (catalog, faults) = Self::examine(dir, more)?;
         Error::unless_empty(faults).map(|()| catalog)
     }
 
-    /// As [`Catalog::open`] with shards in the folders `more` as well; what can be read, and what is
-    /// wrong with the rest.
+    /// As [`Catalog::open_spread`]; what can be read, and what is wrong with the rest.
     ///
     /// # Errors
     /// What leaves nothing to be told: a folder or an index that cannot be used.

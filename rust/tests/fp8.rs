@@ -349,7 +349,7 @@ fn a_conversion_makes_of_codes_what_it_makes_of_their_values() {
         let converted = [fp8.path(), plain.path()].map(|source| {
             let dir = tempfile::tempdir().expect("a folder");
             let options = Options::parse("int4", 32, "int8", "int8", "int8").expect("options");
-            let conversion = Conversion::new(source, &options).expect("a plan");
+            let conversion = Conversion::new(source, &[], &options).expect("a plan");
             conversion.run(dir.path(), Some(2), &mut |_, _, _| true).expect("converted");
             dir
         });
@@ -369,7 +369,7 @@ fn what_a_conversion_keeps_has_the_same_blocks() {
         let (fp8, _, _) = folders(recipe);
         let dir = tempfile::tempdir().expect("a folder");
         let options = Options::parse("int8", 32, "keep", "bf16", "keep").expect("options");
-        let conversion = Conversion::new(fp8.path(), &options).expect("a plan");
+        let conversion = Conversion::new(fp8.path(), &[], &options).expect("a plan");
         conversion.run(dir.path(), Some(1), &mut |_, _, _| true).expect("converted");
         let name = "model.layers.2.self_attn.q_proj";
         let [kept, source] = [dir.path(), fp8.path()].map(|dir| {

@@ -39,6 +39,7 @@ const MODELS: &[&str] = &[
     "qwen2_moe",
     "qwen3",
     "qwen3_5_moe",
+    "qwen3_5_moe_text",
     "qwen3_moe",
     "qwen3_moe_f32",
     "qwen3_moe_mixed",

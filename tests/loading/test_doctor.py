@@ -22,6 +22,7 @@ ORACLE = Path(__file__).parents[1] / "data" / "oracle"
 FAMILIES = sorted(folder.name for folder in ORACLE.iterdir())
 SHARDED = "glm_moe_dsa"
 SHARDS = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+HINT = "fp8 files as published have tensors for each expert; take those, or bf16"
 CONVERSION = {"experts": "int4", "group": 64, "dense": "int8", "head": "int8", "mtp": "int8"}
 
 
@@ -213,6 +214,29 @@ def test_a_model_may_be_spread_over_folders(
     assert command("info", str(folder)).returncode == 0
     done = command("run", "--model", str(folder), "--max-tokens", "4", "w1 w2")
     assert done.returncode == 0, done.stderr
+    made = tmp_path / "made"
+    text = tmp_path / "text"
+    text.write_text("w1 w2 w3 w4 w5 w6 w7 w8", encoding="utf-8")
+    for arguments in (
+        ("convert", str(folder), str(made), "--verify"),
+        ("trace", "record", str(folder), "--text", str(text), "-o", str(tmp_path / "trace")),
+    ):
+        done = command(*arguments)
+        assert done.returncode == 0, done.stderr
+    whole = colibri.Model(ORACLE / SHARDED, model_dirs="").logits([1, 2, 3])
+    assert (colibri.Model(folder).logits([1, 2, 3]) == whole).all()
+    # Beside a model that an index describes, and one that lists all there is.
+    done = command(
+        "bench", "quality", str(folder), "--against", str(made), "--text", str(text), "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert rows[1]["figures"]["kl_mean"] == 0, rows[1]
+    stored = sum(path.stat().st_size for path in (ORACLE / SHARDED).glob("*.safetensors"))
+    assert 0.9 * stored < rows[1]["bytes"] < stored
+    with pytest.raises(colibri.EngineError, match=SHARDS[1]):
+        colibri.Model(folder, model_dirs="")
+    assert (colibri.Model(folder, model_dirs=f"{folder}:{other}").logits([1, 2, 3]) == whole).all()
     # The same shard twice is refused, whichever is meant.
     shutil.copy(other / SHARDS[1], folder)
     done = command("run", "--model", str(folder), "--max-tokens", "4", "w1 w2")
@@ -363,3 +387,25 @@ def test_info_tells_sizes_and_what_is_not_supported(tmp_path: Path) -> None:
     reconfigure(folder, hidden_act="silu")
     described = json.loads(command("info", "--json", str(folder)).stdout)
     assert FAULTS[without_experts] in described["reason"]
+
+
+def test_fp8_experts_that_share_a_tensor_are_refused_in_one_line(tmp_path: Path) -> None:
+    folder = copy("qwen3_5_moe", tmp_path / "model")
+
+    def quantise(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.endswith("experts.gate_up_proj")]:
+            _, shape, data = tensors[name]
+            tensors[name] = ("F8_E4M3", shape, data[::2])
+            scales = np.ones((shape[0], 1, 1), np.float32)
+            tensors[f"{name}_scale_inv"] = ("F32", list(scales.shape), scales.tobytes())
+
+    change(folder, quantise)
+    reconfigure(folder, quantization_config={"quant_method": "fp8"})
+    [told] = refusals(examine(folder))
+    name = "model.language_model.layers.0.mlp.experts.gate_up_proj"
+    assert told == f"not supported: fp8 in {name}, a tensor of all experts"
+    assert engine_says(folder) == told
+    assert json.loads(_core.describe(str(folder)))["reason"] == told
+    done = command("convert", "--dry-run", str(folder))
+    assert done.returncode == 1
+    assert done.stderr == f"error: {told}\nhint: {HINT}\n"

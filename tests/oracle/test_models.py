@@ -50,6 +50,7 @@ MODELS = [
     "qwen2_moe",
     "qwen3",
     "qwen3_5_moe",
+    "qwen3_5_moe_text",
     "qwen3_moe",
     "qwen3_moe_f32",
     "qwen3_moe_mixed",

@@ -190,6 +190,7 @@ FAMILIES = {
     "qwen2_moe": ["qwen2_moe"],
     "qwen3": ["qwen3"],
     "qwen3_5_moe": ["qwen3"],
+    "qwen3_5_moe_text": ["qwen3"],
     "qwen3_moe": ["qwen3"],
     "qwen3_next": ["qwen3"],
 }

@@ -13,7 +13,7 @@ from typing import Any
 from colibri import _core
 from colibri.commands.console import ProgressLine, readable_bytes
 from colibri.errors import ModelError, UsageError
-from colibri.models import resolve_model
+from colibri.models import model_dirs, resolve_model
 
 # A rate over less time says nothing about the time that is left.
 SETTLED_S = 1.0
@@ -29,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         conversion = _core.Conversion(
             str(resolve_model(args.src)),
+            model_dirs(),
             experts=args.experts,
             group=args.group,
             dense=args.dense,

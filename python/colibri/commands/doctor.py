@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from colibri import _core
 from colibri.commands.console import ProgressLine, readable_bytes
 from colibri.errors import ModelError
-from colibri.models import read_model, resolve_model
+from colibri.models import model_dirs, read_model, resolve_model
 
 # Long enough to level out, short enough to wait for.
 DISK_S = 2.0
@@ -33,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
 
 def examine(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Returns what the engine finds, with what only this package reads."""
-    dirs = os.environ.get("COLI_MODEL_DIRS")
+    dirs = model_dirs()
     report: dict[str, Any] = json.loads(
         _core.examine(
             str(folder), dirs, ram_gb=args.ram, ctx=args.ctx, slots=1, threads=args.threads

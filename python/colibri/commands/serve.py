@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import json
 import logging
-import os
 import sys
 import threading
 import webbrowser
@@ -14,7 +13,7 @@ import webbrowser
 from colibri import _core
 from colibri.commands.console import ProgressLine, engine_config
 from colibri.errors import ModelError
-from colibri.models import read_model, resolve_model
+from colibri.models import model_dirs, read_model, resolve_model
 from colibri.tornado_app import ServeSettings, bind, serve
 
 
@@ -83,9 +82,7 @@ def describe_or_raise(path: str) -> dict[str, object]:
         ModelError: it cannot read it.
     """
     try:
-        described: dict[str, object] = json.loads(
-            _core.describe(path, os.environ.get("COLI_MODEL_DIRS"))
-        )
+        described: dict[str, object] = json.loads(_core.describe(path, model_dirs()))
     except _core.ColibriCoreError as error:
         raise ModelError(str(error), hint=error.hint) from error
     return described

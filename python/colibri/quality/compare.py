@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from colibri import _core
 from colibri.errors import ModelError
 from colibri.model import Model
+from colibri.models import model_dirs
 from colibri.quality.figures import Comparison, Figures
 from colibri.quality.plain import NotRepresentable, Weights
 
@@ -85,7 +87,7 @@ class Bench:
         conversions = {
             f"{bits}-g{group}": self._conversion(bits, group) for bits in BITS for group in GROUPS
         }
-        weights = Weights(self._folder)
+        weights = Weights(self._folder, self._dirs(self._folder))
         self._check_space(weights.elements)
         with self._written(weights, REFERENCE) as reference:
             yield self._reference(reference)
@@ -105,7 +107,7 @@ class Bench:
     def _pair(self, name: str, folder: Path) -> Iterator[Row]:
         """The row of a folder and, where it quantises, that of its weights alone."""
         try:
-            weights = Weights(folder)
+            weights = Weights(folder, self._dirs(folder))
         except NotRepresentable as error:
             self.left_out.append(f"{name} with float activations: {error}")
             yield self._row(name, folder, rounds=True)
@@ -114,9 +116,20 @@ class Bench:
         if weights.rounds_activations:
             with self._written(weights, REFERENCE) as widened:
                 row = self._row(name, widened, rounds=False)
-                yield Row(name, row.activations, _weight_bytes(folder), row.figures)
+                yield Row(name, row.activations, self._weight_bytes(folder), row.figures)
 
     # --- folders ---
+
+    def _dirs(self, folder: Path) -> str:
+        """Further folders with shards of ``folder``: none for one that was made here."""
+        return "" if folder.is_relative_to(self._temporary) else model_dirs() or ""
+
+    def _weight_bytes(self, folder: Path) -> int:
+        try:
+            told = json.loads(_core.describe(str(folder), self._dirs(folder)))
+        except _core.ColibriCoreError as error:
+            raise ModelError(str(error), hint=error.hint) from error
+        return int(told["dense"]["bytes"] + told["routed_experts"]["bytes"])
 
     def _check_space(self, weights: int) -> None:
         """Says before the work that the disk is too small for it."""
@@ -149,7 +162,13 @@ class Bench:
         """What ``colibri convert --experts BITS --group GROUP`` makes of the model."""
         try:
             return _core.Conversion(
-                str(self._folder), experts=bits, group=group, dense="int8", head="int8", mtp="int8"
+                str(self._folder),
+                self._dirs(self._folder),
+                experts=bits,
+                group=group,
+                dense="int8",
+                head="int8",
+                mtp="int8",
             )
         except _core.ColibriCoreError as error:
             raise ModelError(str(error), hint=error.hint) from error
@@ -166,7 +185,8 @@ class Bench:
     # --- logits ---
 
     def _logits(self, name: str, folder: Path) -> Iterator[NDArray[np.float32]]:
-        model = Model(folder, ctx=max(self._window, 2), progress=self._tell)
+        dirs = self._dirs(folder)
+        model = Model(folder, ctx=max(self._window, 2), progress=self._tell, model_dirs=dirs)
         total = sum(map(len, self._windows))
         done = 0
         for window in self._windows:
@@ -195,8 +215,4 @@ class Bench:
             targets = np.asarray(self._windows[number][1:])
             comparison.add(reference[:-1], logits[:-1], targets)
         activations = "int8" if rounds else "float"
-        return Row(name, activations, _weight_bytes(folder), comparison.figures())
-
-
-def _weight_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        return Row(name, activations, self._weight_bytes(folder), comparison.figures())

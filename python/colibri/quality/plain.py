@@ -50,14 +50,18 @@ class Entry:
 class Weights:
     """The tensors of a model folder, whatever form they are stored in.
 
+    Args:
+        folder: the folder.
+        dirs: further folders with shards of it, as in ``COLI_MODEL_DIRS``.
+
     Raises:
         NotRepresentable: the form does not tell what the values are.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, dirs: str | None = None) -> None:
         self._folder = folder
         try:
-            self._weights = _core.Weights(str(folder))
+            self._weights = _core.Weights(str(folder), dirs)
         except _core.ColibriCoreError as error:
             raise NotRepresentable(str(error), hint=error.hint) from error
         self._tensors = self._weights.tensors()

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value, json};
 
 use super::options::{Options, Target};
-use super::stacked::{self, Stacked};
+use super::shared::{self, Shared};
 use crate::config::Config;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
@@ -13,7 +13,7 @@ use crate::matrix::Bits;
 use crate::store::record::{
     IntLayout, Part, RECORD_ALIGN, RECORDS_KEY, describe_records, record_bytes,
 };
-use crate::store::{Catalog, FusedRows, MatrixSource, Tensor};
+use crate::store::{Catalog, MatrixSource, Tensor};
 
 /// Bytes after which the next file of dense tensors begins.
 const DENSE_FILE_BYTES: u64 = 2 << 30;
@@ -86,14 +86,11 @@ impl Plan {
     /// A source that is converted already, an expert with a missing part, a matrix of a type that
     /// cannot be read.
     pub fn new(catalog: &Catalog, config: &Config, options: &Options) -> Result<Self> {
-        let fused = Fused::of(config)?;
-        let stacked = if fused.is_none() { stacked::find(catalog) } else { BTreeMap::new() };
         let planner = Planner {
             catalog,
             options,
-            fused,
             layers: config.opt_count("num_hidden_layers", 1 << 20)?.unwrap_or(usize::MAX),
-            stacked,
+            shared: shared::find(catalog, config)?,
         };
         planner.refuse_unfit()?;
         let mut by_layer: BTreeMap<usize, Vec<Item>> = BTreeMap::new();
@@ -232,35 +229,10 @@ fn split(items: Vec<Item>) -> Vec<OutFile> {
 struct Planner<'a> {
     catalog: &'a Catalog,
     options: &'a Options,
-    /// How experts share tensors, if they do.
-    fused: Option<Fused>,
     /// Layers of the model proper; those beyond predict further tokens.
     layers: usize,
     /// Experts that share tensors.
-    stacked: BTreeMap<String, Stacked>,
-}
-
-/// Experts of a layer that share tensors as those of `gpt_oss` do: gate and up by turns in one, down
-/// in another.
-struct Fused {
-    n_experts: usize,
-    width: usize,
-    hidden: usize,
-}
-
-impl Fused {
-    /// Others may share tensors too, in another order.
-    fn of(config: &Config) -> Result<Option<Self>> {
-        if config.model_type()? != "gpt_oss" {
-            return Ok(None);
-        }
-        let missing = || config.refuse("num_local_experts is missing");
-        Ok(Some(Self {
-            n_experts: config.n_experts(1 << 16)?.ok_or_else(missing)?,
-            width: config.count("intermediate_size", 1 << 20)?,
-            hidden: config.count("hidden_size", 1 << 20)?,
-        }))
-    }
+    shared: BTreeMap<String, Shared>,
 }
 
 impl Planner<'_> {
@@ -278,11 +250,10 @@ impl Planner<'_> {
             if name.strip_suffix(".qs").is_some() {
                 return refuse("it is a quantised container of the C engine");
             }
-            let is_fused = self.fused.is_some() && fused_prefix(name).is_some();
-            let is_stacked =
-                name.rsplit_once('.').is_some_and(|(prefix, _)| self.stacked.contains_key(prefix));
+            let is_shared =
+                name.rsplit_once('.').is_some_and(|(prefix, _)| self.shared.contains_key(prefix));
             let is_single = matrix_name(name).and_then(expert_of).is_some();
-            if name.contains(".experts.") && !(is_single || is_fused || is_stacked) {
+            if name.contains(".experts.") && !(is_single || is_shared) {
                 return Err(Error::Unsupported {
                     what: format!("the expert tensor {name}"),
                     hint: format!(
@@ -317,10 +288,6 @@ impl Planner<'_> {
                 }
             }
         }
-        for (prefix, stacked) in &self.stacked {
-            let layer = self.layer(prefix);
-            experts.extend((0..stacked.n).map(|expert| (layer, &**prefix, expert)));
-        }
         for (layer, prefix, expert) in experts {
             let name = format!("{prefix}.{expert}");
             if let Some(item) = self.expert(prefix, expert)? {
@@ -328,17 +295,22 @@ impl Planner<'_> {
                 items.push((Some(layer), item));
             }
         }
-        items.extend(self.all_fused(&mut done)?);
+        for (prefix, shared) in &self.shared {
+            for expert in 0..shared.n {
+                // The others have the same shapes.
+                let Some(item) = self.expert(prefix, expert)? else { break };
+                done.insert(prefix.clone());
+                items.push((Some(self.layer(prefix)), item));
+            }
+        }
         for (name, tensor) in self.catalog.tensors() {
             let expert = matrix_name(name).and_then(expert_of);
             let is_done = match (expert, name.rsplit_once('.')) {
-                _ if done.contains(name) => true,
                 (Some((prefix, expert)), _) => done.contains(&format!("{prefix}.{expert}")),
-                (None, Some((prefix, _))) if self.stacked.contains_key(prefix) => {
-                    done.contains(&format!("{prefix}.0"))
-                }
                 // A matrix's scales and shape go with it; its bias does not.
-                (None, Some((matrix, end))) => end.starts_with("weight") && done.contains(matrix),
+                (None, Some((matrix, end))) => {
+                    done.contains(matrix) && (end.starts_with("weight") || shared::is_weight(end))
+                }
                 (None, None) => false,
             };
             if !is_done {
@@ -427,20 +399,20 @@ impl Planner<'_> {
         let of = |parts: [&str; 3]| parts.map(|part| format!("{name}.{part}"));
         let families = EXPERT_PARTS.map(of).into_iter().filter(|names| names.iter().any(exists));
         let mut families: Vec<[String; 3]> = families.collect();
-        let stacked = self.stacked.get(prefix);
+        let shared = self.shared.get(prefix);
         let names = families.pop().unwrap_or_else(|| of(EXPERT_PARTS[0]));
-        if !families.is_empty() || (stacked.is_some() && names.iter().any(exists)) {
+        if !families.is_empty() || (shared.is_some() && names.iter().any(exists)) {
             return refuse(format!("expert {name} has parts by the names of two families"));
         }
-        if stacked.is_none()
+        if shared.is_none()
             && let Some(missing) = names.iter().find(|name| !exists(name))
         {
             return refuse(format!("expert {name} is incomplete: {missing} is missing"));
         }
         let (kind, target) = self.target(&names[0]);
         let Target::Int(bits) = target else { return Ok(None) };
-        let sources: Vec<MatrixSource> = match stacked {
-            Some(stacked) => stacked.sources(self.catalog, prefix, expert)?.into(),
+        let sources: Vec<MatrixSource> = match shared {
+            Some(shared) => shared.sources(self.catalog, prefix, expert)?.into(),
             None => names.iter().map(|name| self.source(name)).collect::<Result<_>>()?,
         };
         let parts: Option<Vec<Part>> = names
@@ -449,57 +421,6 @@ impl Planner<'_> {
             .map(|(name, source)| self.part(name, source, bits))
             .collect();
         Ok(parts.map(|parts| record(format!("{name}.tiles"), parts, sources, kind)))
-    }
-
-    /// The records of all experts that share tensors, whose names are added to `done`.
-    fn all_fused(&self, done: &mut BTreeSet<String>) -> Result<Vec<(Option<usize>, Item)>> {
-        let (Some(fused), Target::Int(bits)) = (&self.fused, self.options.experts) else {
-            return Ok(Vec::new());
-        };
-        let names = self.catalog.tensors().keys();
-        let prefixes: BTreeSet<&str> = names.filter_map(|name| fused_prefix(name)).collect();
-        let mut items = Vec::new();
-        for prefix in prefixes {
-            let experts = (0..fused.n_experts).map(|i| self.fused_expert(fused, prefix, i, bits));
-            let experts: Option<Vec<Item>> = experts.collect::<Result<_>>()?;
-            if let Some(experts) = experts {
-                let layer = Some(layer_of(prefix).unwrap_or(0));
-                items.extend(experts.into_iter().map(|item| (layer, item)));
-                for part in FUSED_PARTS {
-                    done.extend(
-                        ["", "_blocks", "_scales"].map(|end| format!("{prefix}.{part}{end}")),
-                    );
-                }
-            }
-        }
-        Ok(items)
-    }
-
-    /// The record of one expert of several that share tensors, or none if it has to stay there.
-    fn fused_expert(
-        &self,
-        fused: &Fused,
-        prefix: &str,
-        expert: usize,
-        bits: Bits,
-    ) -> Result<Option<Item>> {
-        let &Fused { n_experts, width, hidden } = fused;
-        let find = |part: &str, first, step, n_out, n_in| {
-            let rows = FusedRows { n_experts, expert, first, step };
-            MatrixSource::of_fused(self.catalog, &format!("{prefix}.{part}"), rows, n_out, n_in)
-        };
-        let [gate_up, down] = FUSED_PARTS;
-        let sources = vec![
-            find(gate_up, 0, 2, width, hidden)?,
-            find(gate_up, 1, 2, width, hidden)?,
-            find(down, 0, 1, hidden, width)?,
-        ];
-        let name = format!("{prefix}.{expert}");
-        let named = EXPERT_PARTS[0].iter().zip(&sources);
-        let parts: Option<Vec<Part>> = named
-            .map(|(part, source)| self.part(&format!("{name}.{part}"), source, bits))
-            .collect();
-        Ok(parts.map(|parts| record(format!("{name}.tiles"), parts, sources, Kind::Expert)))
     }
 
     /// A matrix as it will lie in a record; none if its inputs make no groups.
@@ -528,9 +449,6 @@ const STEERING: [&str; 3] = ["b_proj", "f_a_proj", "f_b_proj"];
 /// What families call the gate, up and down matrices of an expert.
 const EXPERT_PARTS: [[&str; 3]; 2] = [["gate_proj", "up_proj", "down_proj"], ["w1", "w3", "w2"]];
 
-/// What experts that share tensors call them.
-const FUSED_PARTS: [&str; 2] = ["gate_up_proj", "down_proj"];
-
 fn record(name: String, parts: Vec<Part>, sources: Vec<MatrixSource>, kind: Kind) -> Item {
     let bytes = record_bytes(&parts);
     Item { name, content: Content::Record(parts, sources), bytes, kind }
@@ -552,16 +470,6 @@ fn expert_of(name: &str) -> Option<(&str, usize)> {
     let (prefix, number) = expert.rsplit_once('.')?;
     let known = EXPERT_PARTS.as_flattened().contains(&part);
     (known && prefix.ends_with(".experts")).then_some((prefix, number.parse().ok()?))
-}
-
-/// `prefix.experts` where the experts under it share the tensor `name`.
-fn fused_prefix(name: &str) -> Option<&str> {
-    let (prefix, part) = name.rsplit_once('.')?;
-    let ends = ["", "_bias", "_blocks", "_scales"];
-    let is_part = FUSED_PARTS
-        .iter()
-        .any(|fused| part.strip_prefix(fused).is_some_and(|end| ends.contains(&end)));
-    (is_part && prefix.ends_with(".experts")).then_some(prefix)
 }
 
 /// Number of the layer that a tensor belongs to.

@@ -9,7 +9,7 @@ fn fixture(name: &str) -> PathBuf {
 
 fn conversion(name: &str) -> Conversion {
     let options = Options::parse("int4", 64, "int8", "int8", "int8").expect("options");
-    Conversion::new(&fixture(name), &options).expect("a plan")
+    Conversion::new(&fixture(name), &[], &options).expect("a plan")
 }
 
 fn convert(name: &str, dst: &Path, threads: usize) {
@@ -158,6 +158,48 @@ fn only_one_conversion_writes_to_a_folder() {
         .expect("converted");
     let error = refused.expect("called").expect_err("refused").to_string();
     assert!(error.contains("another conversion"), "{error}");
+}
+
+/// A folder with one layer of experts that share the tensors `gate_up` and `down`.
+fn sharing(model_type: &str, tensors: &[(&str, &[usize])]) -> tempfile::TempDir {
+    use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
+    let dir = tempfile::tempdir().expect("a folder");
+    let config = json!({
+        "model_type": model_type,
+        "hidden_size": 16,
+        "intermediate_size": 8,
+        "num_local_experts": 65536,
+    });
+    fs::write(dir.path().join("config.json"), config.to_string()).expect("a file");
+    let bytes = vec![0; 4096];
+    let views = tensors.iter().map(|(name, shape)| {
+        let n: usize = shape.iter().product();
+        let view = TensorView::new(Dtype::F32, shape.to_vec(), &bytes[..4 * n]);
+        (format!("model.layers.0.mlp.experts.{name}"), view.expect("a tensor"))
+    });
+    serialize_to_file(views, None, &dir.path().join("model.safetensors")).expect("a file");
+    dir
+}
+
+#[test]
+fn experts_that_share_tensors_are_as_many_as_the_files_hold() {
+    let options = Options::parse("int4", 64, "int8", "int8", "int8").expect("options");
+    let plan = |dir: &tempfile::TempDir| Conversion::new(dir.path(), &[], &options);
+    let (gate_up, down): (&[usize], &[usize]) = (&[2, 16, 16], &[2, 16, 8]);
+    let good = sharing("qwen3_5_moe", &[("gate_up_proj", gate_up), ("down_proj", down)]);
+    let kinds = plan(&good).expect("a plan").summary()["kinds"].take();
+    assert_eq!(kinds[0]["weights"], 2 * (16 + 8) * 16);
+    // Any number of nothing fits into a file.
+    let (gate_up, down): (&[usize], &[usize]) = (&[1 << 40, 0, 0], &[1 << 40, 0, 0]);
+    let empty = sharing("qwen3_5_moe", &[("gate_up_proj", gate_up), ("down_proj", down)]);
+    // The configuration claims 65,536 of them.
+    let few = sharing("gpt_oss", &[("gate_up_proj", &[2, 16, 16]), ("down_proj", &[2, 8, 16])]);
+    // One expert by two names.
+    let twice = [("gate_up_proj", gate_up), ("down_proj", down), ("0.gate_proj.weight", &[8, 16])];
+    for dir in [empty, few, sharing("gpt_oss", &twice)] {
+        let error = plan(&dir).err().expect("refused").to_string();
+        assert!(error.contains("expert"), "{error}");
+    }
 }
 
 #[test]

@@ -69,7 +69,8 @@ pub const FAMILIES: &[Family] = &[
     olmoe::FAMILY,
     qwen2_moe::FAMILY,
     qwen3::FAMILY,
-    qwen3_5_moe::FAMILY,
+    qwen3_5_moe::QWEN3_5_MOE,
+    qwen3_5_moe::TEXT,
     qwen3_moe::FAMILY,
     qwen3_next::FAMILY,
 ];

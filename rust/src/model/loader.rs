@@ -386,6 +386,8 @@ impl<'a> Loader<'a> {
     ) -> Result<Vec<ExpertSource>> {
         match sources {
             Ok(sources) => Ok(sources),
+            // Told once, not for each layer.
+            Err(error @ Error::Unsupported { .. }) => Err(error),
             Err(error) => self.fault(prefix, error).map(|()| Vec::new()),
         }
     }

@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 
 use crate::convert::{self, Conversion, Options};
 use crate::error::Error;
+use crate::store::split_dirs;
 
 /// A model folder and what becomes of it; see `colibri._core.Conversion` in the stub file.
 #[pyclass(name = "Conversion", module = "colibri._core", frozen)]
@@ -14,10 +15,12 @@ pub struct PyConversion(Conversion);
 #[pymethods]
 impl PyConversion {
     #[new]
-    #[pyo3(signature = (src, *, experts, group, dense, head, mtp))]
+    #[pyo3(signature = (src, model_dirs=None, *, experts, group, dense, head, mtp))]
+    #[allow(clippy::too_many_arguments, reason = "what the stub file says")]
     fn new(
         py: Python<'_>,
         src: &str,
+        model_dirs: Option<&str>,
         experts: &str,
         group: usize,
         dense: &str,
@@ -25,7 +28,8 @@ impl PyConversion {
         mtp: &str,
     ) -> PyResult<Self> {
         let options = Options::parse(experts, group, dense, head, mtp)?;
-        Ok(Self(py.detach(|| Conversion::new(Path::new(src), &options))?))
+        let more = model_dirs.map(split_dirs).unwrap_or_default();
+        Ok(Self(py.detach(|| Conversion::new(Path::new(src), &more, &options))?))
     }
 
     /// What would be written, as a JSON object.

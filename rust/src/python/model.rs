@@ -15,6 +15,7 @@ use crate::engine::{Engine, Event, Generated, MAX_PREFILL_CHUNK, Request};
 use crate::error::Error;
 use crate::model::{Logits, Row, Trace};
 use crate::runner::RunnerOptions;
+use crate::store::split_dirs;
 
 /// Rows of one forward pass of `logits` and `routing`.
 const CHUNK: usize = 256;
@@ -36,7 +37,7 @@ fn lock(engine: &Mutex<Engine>) -> MutexGuard<'_, Engine> {
 #[pymethods]
 impl Model {
     #[new]
-    #[pyo3(signature = (path, ram_gb, ctx, threads, progress=None, isa=None, prefill_chunk=None, expert_slots=None))]
+    #[pyo3(signature = (path, ram_gb, ctx, threads, progress=None, isa=None, prefill_chunk=None, expert_slots=None, model_dirs=None))]
     #[allow(clippy::too_many_arguments, reason = "what the stub file says")]
     fn new(
         py: Python<'_>,
@@ -48,6 +49,7 @@ impl Model {
         isa: Option<&str>,
         prefill_chunk: Option<usize>,
         expert_slots: Option<usize>,
+        model_dirs: Option<&str>,
     ) -> PyResult<Self> {
         if ctx.is_some_and(|ctx| ctx < 2) {
             return Err(PyValueError::new_err("ctx: at least 2 tokens are needed"));
@@ -60,6 +62,7 @@ impl Model {
             ram_bytes: ram_gb.map(|gb| (gb * 1e9) as u64),
             threads,
             expert_slots,
+            more_dirs: model_dirs.map(split_dirs).unwrap_or_default(),
             isa: isa
                 .map(Isa::choose)
                 .transpose()

@@ -7,8 +7,8 @@ use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::store::Catalog;
 use crate::store::plain::PlainTensor;
+use crate::store::{Catalog, split_dirs};
 
 /// See `colibri._core.Weights` in the stub file.
 #[pyclass(module = "colibri._core", frozen)]
@@ -20,9 +20,11 @@ pub struct Weights {
 #[pymethods]
 impl Weights {
     #[new]
-    fn new(py: Python<'_>, path: &str) -> PyResult<Self> {
+    #[pyo3(signature = (path, model_dirs=None))]
+    fn new(py: Python<'_>, path: &str, model_dirs: Option<&str>) -> PyResult<Self> {
+        let more = model_dirs.map(split_dirs).unwrap_or_default();
         Ok(py.detach(|| {
-            let catalog = Catalog::open(Path::new(path))?;
+            let catalog = Catalog::open_spread(Path::new(path), &more)?;
             PlainTensor::all(&catalog).map(|tensors| Self { catalog, tensors })
         })?)
     }

@@ -1,7 +1,6 @@
 //! `llama`: Llama and the many dense models of its form.
 //!
-//! Grouped-query attention and one feed-forward block a layer, nothing else. The scaled rotary
-//! embedding of Llama 3.1 and later is refused.
+//! Grouped-query attention and one feed-forward block a layer, nothing else.
 
 use super::Family;
 use super::gqa_config::{Form, GqaConfig};

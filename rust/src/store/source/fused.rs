@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{Form, FusedRows, MatrixSource, check_size};
 use crate::dtype::{Dtype, widen};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::matrix::Matrix;
 use crate::store::{Catalog, Tensor};
 
@@ -57,10 +57,21 @@ impl MatrixSource {
         if tensor.shape != shape {
             return Err(catalog.wrong_shape(name, tensor, &shape));
         }
-        let dtype = catalog.float_dtype(name, tensor)?;
+        let dtype = shared_dtype(catalog, name, tensor)?;
         let slab = tensor.slab(expert);
         Ok(Self { n_out, n_in, form: Form::Columns(Columns { dtype, slab, first, step }) })
     }
+}
+
+/// The type of a tensor of all experts.
+fn shared_dtype(catalog: &Catalog, name: &str, tensor: &Tensor) -> Result<Dtype> {
+    if tensor.dtype == safetensors::Dtype::F8_E4M3 {
+        return Err(Error::Unsupported {
+            what: format!("fp8 in {name}, a tensor of all experts"),
+            hint: "fp8 files as published have tensors for each expert; take those, or bf16".into(),
+        });
+    }
+    catalog.float_dtype(name, tensor)
 }
 
 /// One of several matrices of an expert that lie one after the other in a tensor of all experts,
@@ -100,7 +111,7 @@ impl MatrixSource {
         if tensor.shape != shape {
             return Err(catalog.wrong_shape(name, tensor, &shape));
         }
-        let dtype = catalog.float_dtype(name, tensor)?;
+        let dtype = shared_dtype(catalog, name, tensor)?;
         let (slab, bytes) = (tensor.slab(expert), n_out * n_in * dtype.bytes());
         let offset = slab.offset + (part * bytes) as u64;
         let weight = Tensor { shape: vec![n_out, n_in], offset, bytes, ..slab };
