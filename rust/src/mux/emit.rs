@@ -5,13 +5,15 @@ use std::time::{Duration, Instant};
 
 use super::Wire;
 use super::frame::{
-    self, HwInfoRecord, PerfRecord, ProfRecord, StatRecord, TiersRecord, TopkToken, TurnRecord,
+    self, HwInfoRecord, MorePerf, PerfRecord, ProfRecord, StatRecord, TiersRecord, TopkToken,
+    TurnRecord,
 };
 use crate::cpu::{self, Memory};
 use crate::engine::{Engine, Event, Turn};
 use crate::error::{Error, Result};
+use crate::runner;
 use crate::stdio::Output;
-use crate::telemetry::Phases;
+use crate::telemetry::{Phases, Traffic};
 
 /// Least time between two PREFILL records of a request.
 const PREFILL_INTERVAL: Duration = Duration::from_millis(250);
@@ -69,6 +71,9 @@ impl Emitter {
         let ids = |ids: &[u32]| ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
         let layers: Vec<String> = runner.model.sparse_layers.iter().map(usize::to_string).collect();
         let read = runner.model.catalog.bytes_read();
+        let conversation = runner::conversation_bytes(&runner.model.layouts(), runner.ctx);
+        let conversations = conversation.saturating_mul(runner.slots.len() as u64);
+        let experts = &runner.experts;
         let mut caps = vec![
             ("proto", "1".to_owned()),
             ("ctx", runner.ctx.to_string()),
@@ -82,6 +87,9 @@ impl Emitter {
             ("threads", runner.n_threads().to_string()),
             ("dense_read", read.dense.to_string()),
             ("experts_read", read.experts.to_string()),
+            ("dense_ram", runner.dense_bytes.to_string()),
+            ("conversations_ram", conversations.to_string()),
+            ("experts_ram", experts.budget_bytes().min(experts.total_bytes()).to_string()),
         ];
         if let Some(tokens) = engine.prefill_chunk() {
             caps.push(("prefill_chunk", tokens.to_string()));
@@ -163,7 +171,8 @@ impl Emitter {
         self.prefills.remove(&id);
         self.hwinfo();
         if self.wire.has_details() {
-            let perf = perf_record(turn.wall_s, &turn.phases);
+            let mut perf = perf_record(turn.wall_s, &turn.phases);
+            perf.more = self.wire.has_caps().then(|| more_perf(turn));
             self.out.write(|out| frame::write_perf(out, id, &perf));
             self.out.write(|out| frame::write_entropy(out, &turn.entropy));
         }
@@ -179,7 +188,7 @@ impl Emitter {
             stat: StatRecord {
                 emitted: turn.emitted as u64,
                 tok_s: turn.decode_tps,
-                hit_pct: turn.hit_pct,
+                hit_pct: turn.traffic.uses.hit_pct(),
                 rss_gb: rss_gb(),
             },
             prompt_tokens: turn.prompt_tokens as u64,
@@ -237,6 +246,19 @@ fn perf_record(wall_s: f64, phases: &Phases) -> PerfRecord {
         attention_s: phases.attention.as_secs_f64(),
         kv_decompress_s: phases.kv_decompress.as_secs_f64(),
         head_s: phases.head.as_secs_f64(),
+        more: None,
+    }
+}
+
+fn more_perf(turn: &Turn) -> MorePerf {
+    let Traffic { uses, bytes_read, reading } = turn.traffic;
+    MorePerf {
+        ffn_s: turn.phases.ffn.as_secs_f64(),
+        reading_s: reading.as_secs_f64(),
+        uses_ahead: uses.ahead,
+        uses_cached: uses.cached,
+        uses_missed: uses.missed,
+        bytes_read,
     }
 }
 
