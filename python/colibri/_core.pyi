@@ -73,7 +73,8 @@ class RecordReader:
             TOPK     {id, tokens: [(logprob: float, bytes)]}
             REPIN    {layer, expert, old_tier, gpu}
             PERF     {id, wall_s, expert_disk_s, expert_wait_s, expert_matmul_s, attention_s,
-                      kv_decompress_s, head_s}
+                      kv_decompress_s, head_s, ffn_s, reading_s, uses_ahead, uses_cached,
+                      uses_missed, bytes_read}       the last six are None if it does not tell
             ENTROPY  {bits: [float]}
             DONE     {id, emitted, tok_s, hit_pct, rss_gb, prompt_tokens, length_limited: bool}
             ERROR    {id, code, detail: [str]}           detail: remaining words, percent-decoded

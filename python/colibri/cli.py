@@ -444,6 +444,12 @@ def make_parser() -> argparse.ArgumentParser:
     info = commands.add_parser("info", help="say what a model folder holds")
     info.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     info.add_argument("--json", action="store_true", help="as JSON")
+    run.add_argument(
+        "--stats",
+        action="store_true",
+        help="then say on stderr what it cost: speed, time by phase, where experts were, memory, "
+        "and what limits it",
+    )
 
     doctor = commands.add_parser(
         "doctor",

@@ -143,7 +143,9 @@ class Repin:
 
 @dataclass(frozen=True, slots=True)
 class Perf:
-    """Seconds by phase over a request's life; ``None`` where the engine does not say."""
+    """Seconds by phase over a request's life, uses of experts by how they were served, and bytes
+    of experts read; ``None`` where the engine does not say.
+    """
 
     id: int
     wall_s: float
@@ -153,6 +155,12 @@ class Perf:
     attention_s: float
     kv_decompress_s: float | None
     head_s: float
+    ffn_s: float | None
+    reading_s: float | None
+    uses_ahead: int | None
+    uses_cached: int | None
+    uses_missed: int | None
+    bytes_read: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +188,12 @@ class Prof:
             attention_s=self.attention_s,
             kv_decompress_s=None,
             head_s=self.head_s,
+            ffn_s=None,
+            reading_s=None,
+            uses_ahead=None,
+            uses_cached=None,
+            uses_missed=None,
+            bytes_read=None,
         )
 
 

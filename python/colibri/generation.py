@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
 from colibri import frames
 from colibri.admission import Admission, Lease
+from colibri.costs import limit_object
 from colibri.engine import Engine, Event, Turn
 from colibri.errors import EngineError
 from colibri.text_filters import Kind, StopFilter, ThinkFilter
@@ -340,6 +341,7 @@ class Generation:
                 "queue_wait_ms": result.queue_wait_ms,
                 **stats,
                 **(perf or {}),
+                "limit": limit_object(perf),
             }
         )
 

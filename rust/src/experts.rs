@@ -17,7 +17,7 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::matrix::Matrix;
 use crate::store::{Catalog, MatrixSource, VectorSource};
-use crate::telemetry::Tiers;
+use crate::telemetry::{Served, Tiers, Traffic};
 pub use dispatch::{Routed, Tools};
 use heat::Heat;
 use policy::Policy;
@@ -134,6 +134,8 @@ pub struct ExpertStore {
     reader: Reader,
     /// Experts that memory is promised to until they are read.
     pending: BTreeSet<usize>,
+    /// Experts in memory that were read before anything needed them, and were not used since.
+    unused: BTreeSet<usize>,
     heat: Heat,
     bytes_read: u64,
     total_bytes: u64,
@@ -174,6 +176,7 @@ impl ExpertStore {
             policy: Policy::new(rows, cols, top_k),
             reader: Reader::new(catalog, &sources),
             pending: BTreeSet::new(),
+            unused: BTreeSet::new(),
             heat: Heat::new(sources.len()),
             total_bytes: sources.iter().map(ExpertSource::ram_bytes).sum(),
             sources,
@@ -209,6 +212,25 @@ impl ExpertStore {
     /// Bytes of experts read from disk so far.
     pub fn bytes_read(&self) -> u64 {
         self.bytes_read
+    }
+
+    /// How uses were served so far, and what was read.
+    pub fn traffic(&self) -> Traffic {
+        Traffic {
+            uses: self.heat.uses(),
+            bytes_read: self.bytes_read,
+            reading: self.reader.reading(),
+        }
+    }
+
+    /// Where the expert is for a use of it now, which takes it off those read ahead.
+    fn served(&mut self, index: usize) -> Served {
+        let was_unused = self.unused.remove(&index);
+        match (self.residency.contains(index), was_unused) {
+            (false, _) => Served::Missed,
+            (true, true) => Served::Ahead,
+            (true, false) => Served::Cached,
+        }
     }
 
     /// Selection counters.

@@ -350,7 +350,7 @@ fn turn_record(turn: &Turn) -> TurnRecord {
         stat: StatRecord {
             emitted: emitted as u64,
             tok_s,
-            hit_pct: turn.hit_pct,
+            hit_pct: turn.traffic.uses.hit_pct(),
             rss_gb: rss_gb(),
         },
         prompt_tokens: turn.prompt_tokens as u64,

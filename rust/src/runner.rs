@@ -72,6 +72,8 @@ pub struct Runner {
     pub experts: ExpertStore,
     /// KV slots.
     pub slots: Vec<KvSlot>,
+    /// Bytes of the dense part in memory.
+    pub dense_bytes: u64,
     /// Time spent so far.
     pub phases: Phases,
     /// Forward passes so far.
@@ -157,6 +159,7 @@ impl Runner {
             model,
             experts,
             slots,
+            dense_bytes: survey.dense_ram_bytes(),
             phases: Phases::default(),
             forwards: 0,
             ctx,

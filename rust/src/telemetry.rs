@@ -17,6 +17,8 @@ pub struct Phases {
     pub kv_decompress: Duration,
     /// Output head.
     pub head: Duration,
+    /// Dense feed-forward blocks and shared experts.
+    pub ffn: Duration,
 }
 
 impl Phases {
@@ -30,6 +32,7 @@ impl Phases {
             attention: self.attention.saturating_sub(earlier.attention),
             kv_decompress: self.kv_decompress.saturating_sub(earlier.kv_decompress),
             head: self.head.saturating_sub(earlier.head),
+            ffn: self.ffn.saturating_sub(earlier.ffn),
         }
     }
 }
@@ -40,6 +43,77 @@ pub fn timed<R>(total: &mut Duration, f: impl FnOnce() -> R) -> R {
     let result = f();
     *total += start.elapsed();
     result
+}
+
+/// Where an expert was when a row took it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Served {
+    /// In memory, read ahead and not used since.
+    Ahead,
+    /// In memory, after it was used or was read for another use.
+    Cached,
+    /// Not in memory, or still being read.
+    Missed,
+}
+
+/// Uses of routed experts, one for each row and rank, by where the expert was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Uses {
+    /// See [`Served::Ahead`].
+    pub ahead: u64,
+    /// See [`Served::Cached`].
+    pub cached: u64,
+    /// See [`Served::Missed`].
+    pub missed: u64,
+}
+
+impl Uses {
+    /// Adds `n` uses.
+    pub fn add(&mut self, served: Served, n: u64) {
+        match served {
+            Served::Ahead => self.ahead += n,
+            Served::Cached => self.cached += n,
+            Served::Missed => self.missed += n,
+        }
+    }
+
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        self.ahead + self.cached + self.missed
+    }
+
+    /// Share of them served from memory, in percent; 0 for none.
+    pub fn hit_pct(&self) -> f64 {
+        let (hits, all) = (self.ahead + self.cached, self.total());
+        if all > 0 { 100.0 * hits as f64 / all as f64 } else { 0.0 }
+    }
+}
+
+/// How uses of experts were served since the engine started, and what was read for them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// By where the experts were.
+    pub uses: Uses,
+    /// Bytes of experts read from files.
+    pub bytes_read: u64,
+    /// Time in which at least one expert was being read; reads that overlap count once.
+    pub reading: Duration,
+}
+
+impl Traffic {
+    /// What there was since `earlier`.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            uses: Uses {
+                ahead: self.uses.ahead - earlier.uses.ahead,
+                cached: self.uses.cached - earlier.uses.cached,
+                missed: self.uses.missed - earlier.uses.missed,
+            },
+            bytes_read: self.bytes_read - earlier.bytes_read,
+            reading: self.reading.saturating_sub(earlier.reading),
+        }
+    }
 }
 
 /// How many experts are in each tier, and the bytes of those in memory.
@@ -75,6 +149,17 @@ pub fn entropy_bits(counts: impl Iterator<Item = u64> + Clone) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hits_are_uses_of_what_was_in_memory_however_it_came_there() {
+        let mut uses = Uses::default();
+        assert_eq!(uses.hit_pct(), 0.0);
+        uses.add(Served::Ahead, 1);
+        uses.add(Served::Cached, 2);
+        uses.add(Served::Missed, 5);
+        assert_eq!(uses, Uses { ahead: 1, cached: 2, missed: 5 });
+        assert_eq!(uses.hit_pct(), 37.5);
+    }
 
     #[test]
     fn a_uniform_histogram_has_the_entropy_of_its_size() {

@@ -7,6 +7,7 @@ use colibri::engine::{Engine, Event, Request, Turn};
 use colibri::error::Error;
 use colibri::runner::RunnerOptions;
 use colibri::sample::Sampling;
+use colibri::telemetry::Uses;
 
 fn engine(slots: usize, ctx: usize) -> Engine {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/oracle/glm4_moe_lite");
@@ -292,8 +293,8 @@ fn options_change_the_draw_and_never_the_reported_distribution() {
     }
 }
 
-/// One turn of the demo model with few experts in memory: its tokens, and how much was resident.
-fn remembered_turn(state_dir: Option<&Path>) -> (Vec<(u32, u32)>, f64, Vec<String>) {
+/// One turn of the demo model with few experts in memory: its tokens, and how they were served.
+fn remembered_turn(state_dir: Option<&Path>) -> (Vec<(u32, u32)>, Uses, Vec<String>) {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("python/colibri/demo_model");
     let options = RunnerOptions {
         ctx: Some(512),
@@ -309,7 +310,11 @@ fn remembered_turn(state_dir: Option<&Path>) -> (Vec<(u32, u32)>, f64, Vec<Strin
     engine.submit(request(3, 0, &prompt(1, 9), 12)).expect("admitted");
     drain(&mut engine, &mut outcome);
     let (tokens, turn) = outcome.remove(&3).expect("a turn");
-    (tokens, turn.expect("it ended").hit_pct, engine.runner.notices)
+    let traffic = turn.expect("it ended").traffic;
+    let read = engine.runner.experts.bytes_read();
+    assert!(traffic.bytes_read > 0 && traffic.bytes_read <= read, "{traffic:?} of {read}");
+    assert!(traffic.reading > std::time::Duration::ZERO, "{traffic:?}");
+    (tokens, traffic.uses, engine.runner.notices)
 }
 
 #[test]
@@ -317,22 +322,26 @@ fn what_was_used_is_in_memory_the_next_time_and_changes_no_bit() {
     let (expected, cold, _) = remembered_turn(None);
     let state = tempfile::tempdir().expect("a folder");
     let file = state.path().join(".coli_usage");
-    let (first, hits, _) = remembered_turn(Some(state.path()));
-    assert_eq!((&first, hits), (&expected, cold), "there is nothing to remember yet");
+    let (first, uses, _) = remembered_turn(Some(state.path()));
+    assert_eq!((&first, uses), (&expected, cold), "there is nothing to remember yet");
+    assert_eq!(cold.ahead, 0);
     let history = std::fs::read_to_string(&file).expect("saved at the end of the turn");
-    let (second, hits, notices) = remembered_turn(Some(state.path()));
+    let (second, uses, notices) = remembered_turn(Some(state.path()));
     assert_eq!(second, expected);
-    assert!(hits > cold + 5.0, "{hits} % of uses after {cold} %");
+    assert_eq!(uses.total(), cold.total());
+    assert!(uses.hit_pct() > cold.hit_pct() + 5.0, "{uses:?} after {cold:?}");
+    // An expert that was read ahead is that at its first use alone.
+    assert!(uses.ahead > 0 && uses.cached > 0, "{uses:?}");
     assert!(!notices.iter().any(|notice| notice.contains("of no use")), "{notices:?}");
     for damaged in [history.replace("-2 1 ", "-2 1 9"), history[..history.len() - 1].into()] {
         std::fs::write(&file, damaged).expect("written");
-        let (tokens, hits, notices) = remembered_turn(Some(state.path()));
-        assert_eq!((tokens, hits), (expected.clone(), cold), "as if there were none");
+        let (tokens, uses, notices) = remembered_turn(Some(state.path()));
+        assert_eq!((tokens, uses), (expected.clone(), cold), "as if there were none");
         assert!(notices.iter().any(|notice| notice.contains("will be replaced")), "{notices:?}");
     }
     // Where nothing can be written, the turn is the same.
-    let (tokens, hits, _) = remembered_turn(Some(&state.path().join("none")));
-    assert_eq!((tokens, hits), (expected, cold));
+    let (tokens, uses, _) = remembered_turn(Some(&state.path().join("none")));
+    assert_eq!((tokens, uses), (expected, cold));
 }
 
 #[test]

@@ -55,7 +55,7 @@ fn session(engine: &mut Engine, input: &str) -> Vec<Vec<String>> {
 
 /// Positions that went through the model so far, by the experts that were asked for.
 fn positions(engine: &Engine) -> usize {
-    let (selections, _) = engine.runner.experts.heat().totals();
+    let selections = engine.runner.experts.heat().uses().total();
     let (layers, _) = engine.runner.experts.geometry();
     selections as usize / (layers * engine.runner.model.top_k)
 }

@@ -223,8 +223,10 @@ fn bits_do_not_depend_on_the_expert_budget() {
     let (_, logits) = generate(&mut tight, &prompt, 32, 64);
     assert!(bits(&logits) == bits(&expected));
     assert!(tight.experts.bytes_read() > whole.experts.bytes_read(), "experts were read again");
-    let (selections, hits) = tight.experts.heat().totals();
-    assert!(hits < selections);
+    let uses = tight.experts.heat().uses();
+    assert!(uses.missed > 0 && uses.ahead == 0, "{uses:?}");
+    let taken = (prompt.len() + 31) * tight.model.top_k * tight.model.sparse_layers.len();
+    assert_eq!(uses.total(), taken as u64, "each row and rank is one use");
 }
 
 /// A fixture with another value of one key of its config.json.

@@ -80,9 +80,9 @@ fn a_warm_slot_answers_as_a_cold_one_and_says_what_it_reused() {
             let mut prompt = known[..common].to_vec();
             prompt.extend(self::prompt(50, common as u32 + 7));
             id += 1;
-            let before = warm.runner.experts.heat().totals().0;
+            let before = warm.runner.experts.heat().uses().total();
             let (said, reused) = turn(&mut warm, request(id, 0, &prompt, 12));
-            let computed = (warm.runner.experts.heat().totals().0 - before) / per_token;
+            let computed = (warm.runner.experts.heat().uses().total() - before) / per_token;
             assert_eq!(reused, expected, "{name}: {common} in common");
             // Every token of the prompt but those, and every token drawn but the last.
             assert_eq!(computed as usize, prompt.len() - reused + 11, "{name}: {common}");

@@ -77,7 +77,7 @@ def test_links_in_documents_lead_somewhere() -> None:
 # A module may import modules of its own and of lower levels.
 PYTHON_LEVELS = [
     {"decimals", "errors", "quality", "quality.figures"},
-    {"conformance", "conformance.transcript", "conformance.verdict"},
+    {"costs", "conformance", "conformance.transcript", "conformance.verdict"},
     {
         "arguments",
         "find_engine",

@@ -164,8 +164,19 @@ def test_the_map_follows_what_was_routed(server: Serving, client: openai.OpenAI)
     assert (state["rows"], len(state["layers"])) == (after["rows"], after["rows"])
     tiers = get(server, "health")["tiers"]
     assert tiers["vram"] + tiers["ram"] + tiers["disk"] == after["rows"] * after["cols"]
-    [*_, turn] = get(server, "profile")["turns"]
+    profile = get(server, "profile")
+    [*_, turn] = profile["turns"]
     assert turn["completion_tokens"] > 0
+    # Every use of an expert is served in one of three ways, and the share of hits says the same.
+    hits = turn["uses_ahead"] + turn["uses_cached"]
+    everything = hits + turn["uses_missed"]
+    assert everything % len(state["layers"]) == 0
+    assert turn["cache_hit_percent"] == pytest.approx(100 * hits / everything, abs=0.051)
+    assert (turn["uses_missed"] > 0) == (turn["bytes_read"] > 0)
+    assert turn["limit"]["kind"] in {"disk", "computing", "neither"}
+    memory = profile["memory"]
+    assert memory["experts_gb"] <= memory["experts_most_gb"]
+    assert memory["dense_gb"] > 0 < memory["conversations_most_gb"]
 
 
 def test_a_client_that_leaves_frees_its_slot(server: Serving, client: openai.OpenAI) -> None:

@@ -104,6 +104,17 @@ def test_run_takes_the_prompt_from_stdin_and_the_options(fake: Fake, model: str)
     assert files.received[0].split()[3:] == ["3", "2", "0.7", "0.5", "seed=5"]
 
 
+def test_run_says_what_it_cost_where_it_is_asked_to(fake: Fake, model: str) -> None:
+    done = colibri("run", "--model", model, "hi", "--stats", files=fake())
+    assert (done.returncode, done.stdout) == (0, "Hello there, friend.\n")
+    told = dict(line.split(maxsplit=1) for line in done.stderr.splitlines())
+    # The scripted engine tells times, and no uses of experts.
+    assert list(told) == ["prompt", "answer", "time", "memory", "limit"]
+    assert told["answer"] == "5 tokens: 12.5 tokens/s"
+    assert told["time"].startswith("0.5 s: 10.0% waiting for experts, 40.0% experts, ")
+    assert told["limit"].startswith("memory bandwidth or the processor: 68% of 0.5 s ")
+
+
 def test_run_passes_the_sampling_options_on(fake: Fake, model: str) -> None:
     names = "seed,top_k,min_p,presence,frequency,repetition"
     args = ["--top-k", "40", "--min-p", "0.00001", "--repetition-penalty", "1.1"]

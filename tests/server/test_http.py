@@ -492,6 +492,15 @@ async def test_experts_profile_and_state_follow_the_turns(serve: Serve) -> None:
         [turn] = profile["turns"]
         assert turn["completion_tokens"] == 5
         assert turn["expert_matmul_s"] == 0.2
+        assert turn["uses_missed"] is turn["bytes_read"] is None, "the engine does not tell"
+        assert turn["limit"]["kind"] == "computing"
+        assert "68% of 0.5 s" in turn["limit"]["text"]
+        assert profile["memory"] == {
+            "dense_gb": None,
+            "experts_gb": 0.01,
+            "experts_most_gb": None,
+            "conversations_most_gb": None,
+        }
         assert turn["finish_reason"] == "stop"
         state = (await server.request("GET", "/api/state")).json
         assert state["state"] == "ready"

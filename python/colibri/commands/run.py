@@ -5,9 +5,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections.abc import Mapping
+from typing import Any
 
+from colibri import costs
 from colibri.admission import Admission, raw_affinity
-from colibri.commands.console import ProgressLine, engine_config, printable, private_engine
+from colibri.commands.console import (
+    ProgressLine,
+    engine_config,
+    printable,
+    private_engine,
+    readable_bytes,
+)
 from colibri.engine import Engine
 from colibri.errors import RequestError
 from colibri.generation import Generation, Progress, Prompt, Text
@@ -88,8 +97,56 @@ async def _run(args: argparse.Namespace, text: str) -> None:
         prompt = sampling(args, model, engine, text)
         async with Generation(engine, Admission(1, 0), prompt) as generation:
             await write_answer(generation, progress)
+            tiers = engine.telemetry.tiers
+            parts = costs.memory(engine.caps, tiers.ram_gb if tiers else None)
     sys.stdout.write("\n")
     sys.stdout.flush()
+    if args.stats:
+        told = generation.result.colibri
+        print("\n".join(stats_lines(told["stats"], told["perf"], parts)), file=sys.stderr)
+
+
+def stats_lines(
+    stats: Mapping[str, Any], perf: Mapping[str, Any] | None, memory: Mapping[str, float | None]
+) -> list[str]:
+    """Returns the table of ``--stats``, without what the engine does not tell.
+
+    Args:
+        stats: of the reply's ``colibri`` object.
+        perf: of the same.
+        memory: what :func:`colibri.costs.memory` returns.
+    """
+    computed = stats["prompt_tokens"] - stats["cached_tokens"]
+    prompt = f"{computed:,} tokens"
+    if ttft_s := (stats["ttft_ms"] or 0) / 1000:
+        prompt += f" in {ttft_s:.3g} s to the first token: {computed / ttft_s:.1f} tokens/s"
+    answer = f"{stats['completion_tokens']:,} tokens: {stats['tokens_per_second']:.1f} tokens/s"
+    rows = [("prompt", prompt), ("answer", answer)]
+    if perf is not None and (parts := costs.shares(perf)):
+        told = ", ".join(f"{share:.1%} {name}" for name, share in parts.items())
+        rows.append(("time", f"{perf['wall_s']:.3g} s: {told}"))
+        counts = costs.uses(perf)
+        if total := sum(counts.values()):
+            split = ", ".join(f"{count / total:.1%} {name}" for name, count in counts.items())
+            rows.append(("uses", f"{total:,} of experts: {split}"))
+        if rate := costs.read_rate(perf):
+            read = f"{readable_bytes(perf['bytes_read'])} of experts in {perf['reading_s']:.3g} s"
+            rows.append(("read", f"{read}: {readable_bytes(int(rate))}/s"))
+    rows.append(("memory", _memory(stats["rss_gb"], memory)))
+    if limit := costs.limit(perf):
+        rows.append(("limit", limit.text))
+    return [f"{name:<8}{text}" for name, text in rows]
+
+
+def _memory(rss_gb: float, parts: Mapping[str, float | None]) -> str:
+    text = f"{rss_gb:.2f} GB in use"
+    dense, experts = parts["dense_gb"], parts["experts_gb"]
+    if dense is not None and experts is not None:
+        rest = max(rss_gb - dense - experts, 0.0)
+        text += f": {dense:.2f} GB dense, {experts:.2f} GB experts, {rest:.2f} GB the rest"
+    if (most := parts["conversations_most_gb"]) is not None:
+        text += f" (conversations grow to {most:.2f} GB)"
+    return text
 
 
 def run(args: argparse.Namespace) -> int:

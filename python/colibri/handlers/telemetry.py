@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import asdict
 from typing import Any, ClassVar
 
+from colibri.costs import memory
 from colibri.errors import RequestError
 from colibri.handlers.base import Auth, BaseHandler, Service
 from colibri.openai.json import dumps
@@ -115,9 +116,17 @@ class ProfileHandler(BaseHandler):
     auth: ClassVar[dict[str, Auth]] = {"get": "key"}
 
     def get(self) -> None:
-        """Returns the recent turns, oldest first."""
-        telemetry = self.service.engine.telemetry
-        self.send_json({"seq": telemetry.turns_seq, "turns": list(telemetry.turns)})
+        """Returns the recent turns, oldest first, and what the engine's memory is for."""
+        engine = self.service.engine
+        telemetry = engine.telemetry
+        experts_gb = telemetry.tiers.ram_gb if telemetry.tiers else None
+        self.send_json(
+            {
+                "seq": telemetry.turns_seq,
+                "turns": list(telemetry.turns),
+                "memory": memory(engine.caps, experts_gb),
+            }
+        )
 
 
 class StateHandler(BaseHandler):

@@ -8,7 +8,7 @@ use crate::kernels::top_k;
 use crate::model::Row;
 use crate::runner::Runner;
 use crate::sample::{logprobs, sample};
-use crate::telemetry::{Phases, entropy_bits};
+use crate::telemetry::{Phases, Traffic, entropy_bits};
 use crate::tokenizer::{Tokenizer, Utf8Stream};
 
 /// Where a sequence stands.
@@ -48,19 +48,16 @@ pub struct Sequence {
 struct Snapshot {
     time: Instant,
     phases: Phases,
-    selections: u64,
-    hits: u64,
+    traffic: Traffic,
     counts: Vec<u64>,
 }
 
 impl Snapshot {
     fn take(runner: &Runner) -> Self {
-        let (selections, hits) = runner.experts.heat().totals();
         Self {
             time: Instant::now(),
             phases: runner.phases,
-            selections,
-            hits,
+            traffic: runner.experts.traffic(),
             counts: runner.experts.heat().counts().to_vec(),
         }
     }
@@ -97,8 +94,6 @@ pub struct Turn {
     pub emitted: usize,
     /// Tokens a second between the first and the last token.
     pub decode_tps: f64,
-    /// Share of routed selections served from memory, in percent, engine-wide over the turn.
-    pub hit_pct: f64,
     /// Tokens of the whole prompt.
     pub prompt_tokens: usize,
     /// Whether the token limit or the context ended the turn.
@@ -107,6 +102,8 @@ pub struct Turn {
     pub wall_s: f64,
     /// Time by phase, engine-wide over the turn.
     pub phases: Phases,
+    /// How uses of experts were served, engine-wide over the turn.
+    pub traffic: Traffic,
     /// The part after the prompt.
     pub decode: Decode,
     /// Entropy in bits of each sparse layer's routed selections over the turn.
@@ -205,8 +202,6 @@ impl Sequence {
 
     fn turn(&self, runner: &Runner, length_limited: bool) -> Turn {
         let now = Snapshot::take(runner);
-        let selections = now.selections - self.start.selections;
-        let hits = now.hits - self.start.hits;
         let decode_s = match (self.first_token, self.last_token) {
             (Some(first), Some(last)) => (last - first).as_secs_f64(),
             _ => 0.0,
@@ -221,11 +216,11 @@ impl Sequence {
             } else {
                 0.0
             },
-            hit_pct: if selections > 0 { 100.0 * hits as f64 / selections as f64 } else { 0.0 },
             prompt_tokens: self.request.prompt.len(),
             length_limited,
             wall_s: (now.time - self.start.time).as_secs_f64(),
             phases: now.phases.since(&self.start.phases),
+            traffic: now.traffic.since(&self.start.traffic),
             decode: self.decode_start.as_ref().map_or_else(Decode::default, |start| Decode {
                 wall_s: (now.time - start.time).as_secs_f64(),
                 phases: now.phases.since(&start.phases),

@@ -73,6 +73,7 @@ impl ExpertStore {
         }
         while let Some(landed) = self.reader.poll() {
             // One that was read ahead; whoever needs it will ask again if that failed.
+            self.unused.insert(landed.index);
             drop(self.settle(landed, phases));
         }
         self.count(map_row, routed, &union);
@@ -97,7 +98,8 @@ impl ExpertStore {
     /// Notes what the step takes, before anything is fetched for it.
     fn count(&mut self, map_row: usize, routed: &[Routed], union: &BTreeMap<usize, Selections>) {
         for (&index, selections) in union {
-            self.heat.select(index, selections.len() as u64, self.residency.contains(index));
+            let served = self.served(index);
+            self.heat.select(index, selections.len() as u64, served);
         }
         self.residency.touch(union.keys().copied());
         if !self.holds_all() {
@@ -164,6 +166,9 @@ impl ExpertStore {
             while let Some(landed) = next {
                 let needed = missing.remove(&landed.index);
                 asked -= usize::from(needed.is_some());
+                if needed.is_none() {
+                    self.unused.insert(landed.index);
+                }
                 match (self.settle(landed, phases), needed) {
                     (Ok(expert), Some((place, selections))) => {
                         tasks.push(Task { place, expert, selections });

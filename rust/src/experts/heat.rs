@@ -1,20 +1,21 @@
-//! How often each expert was chosen, and how often it was in memory when chosen.
+//! How often each expert was chosen, and where it was then.
 //!
 //! Counted per routed selection, before experts of several rows are merged into one read.
+
+use crate::telemetry::{Served, Uses};
 
 /// Selection counters of every expert.
 pub struct Heat {
     counts: Vec<u64>,
     /// Experts chosen since [`Heat::take_hits`], one bit each.
     recent: Vec<u8>,
-    selections: u64,
-    hits: u64,
+    uses: Uses,
 }
 
 impl Heat {
     /// Counters for `n` experts.
     pub fn new(n: usize) -> Self {
-        Self { counts: vec![0; n], recent: vec![0; n.div_ceil(8)], selections: 0, hits: 0 }
+        Self { counts: vec![0; n], recent: vec![0; n.div_ceil(8)], uses: Uses::default() }
     }
 
     /// Adds the counts of earlier runs, one an expert.
@@ -24,14 +25,11 @@ impl Heat {
         }
     }
 
-    /// Records `n` selections of the expert, which was in memory or had to be read.
-    pub fn select(&mut self, index: usize, n: u64, resident: bool) {
+    /// Records `n` selections of the expert.
+    pub fn select(&mut self, index: usize, n: u64, served: Served) {
         self.counts[index] = self.counts[index].saturating_add(n);
         self.recent[index / 8] |= 1 << (index % 8);
-        self.selections += n;
-        if resident {
-            self.hits += n;
-        }
+        self.uses.add(served, n);
     }
 
     /// Selections of each expert so far.
@@ -39,9 +37,9 @@ impl Heat {
         &self.counts
     }
 
-    /// All selections so far, and those served from memory.
-    pub fn totals(&self) -> (u64, u64) {
-        (self.selections, self.hits)
+    /// All selections so far.
+    pub fn uses(&self) -> Uses {
+        self.uses
     }
 
     /// The bitmap of experts chosen since the last call, least significant bit first.
@@ -64,7 +62,7 @@ mod tests {
     fn levels_are_bit_lengths() {
         let mut heat = Heat::new(1);
         for (n, level) in [(0, 0), (1, 1), (1, 2), (1, 2), (1, 3), (3, 3), (1, 4)] {
-            heat.select(0, n, true);
+            heat.select(0, n, Served::Cached);
             assert_eq!(heat.level(0), level, "{}", heat.counts()[0]);
         }
     }
@@ -72,10 +70,10 @@ mod tests {
     #[test]
     fn hits_are_reported_once() {
         let mut heat = Heat::new(12);
-        heat.select(1, 1, true);
-        heat.select(9, 2, false);
+        heat.select(1, 1, Served::Ahead);
+        heat.select(9, 2, Served::Missed);
         assert_eq!(heat.take_hits(), [0b10, 0b10]);
         assert_eq!(heat.take_hits(), [0, 0]);
-        assert_eq!(heat.totals(), (3, 1));
+        assert_eq!(heat.uses(), Uses { ahead: 1, cached: 0, missed: 2 });
     }
 }

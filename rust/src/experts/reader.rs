@@ -48,7 +48,37 @@ struct Wanted {
     /// The first is wanted most.
     ahead: VecDeque<usize>,
     reading_ahead: usize,
+    clock: Clock,
     ended: bool,
+}
+
+/// The time in which at least one of several things is under way.
+#[derive(Default)]
+struct Clock {
+    running: usize,
+    /// When the first of those running began.
+    since: Option<Instant>,
+    /// Before that.
+    total: Duration,
+}
+
+impl Clock {
+    fn begin(&mut self, now: Instant) {
+        self.running += 1;
+        self.since.get_or_insert(now);
+    }
+
+    fn end(&mut self, now: Instant) {
+        self.running -= 1;
+        if self.running == 0 {
+            self.total = self.at(now);
+            self.since = None;
+        }
+    }
+
+    fn at(&self, now: Instant) -> Duration {
+        self.total + self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
+    }
 }
 
 impl Queue {
@@ -65,12 +95,14 @@ impl Queue {
                 return None;
             }
             if let Some(index) = wanted.now.pop_front() {
+                wanted.clock.begin(Instant::now());
                 return Some((index, false));
             }
             if wanted.reading_ahead < THREADS_AHEAD
                 && let Some(index) = wanted.ahead.pop_front()
             {
                 wanted.reading_ahead += 1;
+                wanted.clock.begin(Instant::now());
                 return Some((index, true));
             }
             wanted = self.changed.wait(wanted).unwrap_or_else(PoisonError::into_inner);
@@ -85,13 +117,20 @@ impl Queue {
     ) {
         while let Some((index, ahead)) = self.next() {
             let read = catch_unwind(AssertUnwindSafe(|| read(catalog, sources, index)));
+            self.done(ahead);
             if landed.send(read).is_err() {
                 return;
             }
-            if ahead {
-                self.lock().reading_ahead -= 1;
-                self.changed.notify_one();
-            }
+        }
+    }
+
+    /// Notes that a read is over.
+    fn done(&self, ahead: bool) {
+        let mut wanted = self.lock();
+        wanted.clock.end(Instant::now());
+        if ahead {
+            wanted.reading_ahead -= 1;
+            self.changed.notify_one();
         }
     }
 }
@@ -143,6 +182,11 @@ impl Reader {
         self.queue.lock().ahead.pop_back()
     }
 
+    /// Time so far in which at least one expert was being read.
+    pub fn reading(&self) -> Duration {
+        self.queue.lock().clock.at(Instant::now())
+    }
+
     /// Waits for the next expert that was read.
     ///
     /// # Panics
@@ -178,4 +222,25 @@ fn read(catalog: &Catalog, sources: &[ExpertSource], index: usize) -> Landed {
         }
     }
     Landed { index, expert, service: start.elapsed() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_that_overlap_count_once() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let mut clock = Clock::default();
+        clock.begin(at(0));
+        clock.begin(at(10));
+        clock.end(at(20));
+        assert_eq!(clock.at(at(25)), Duration::from_millis(25), "one is under way");
+        clock.end(at(30));
+        assert_eq!(clock.at(at(100)), Duration::from_millis(30), "none is");
+        clock.begin(at(100));
+        clock.end(at(105));
+        assert_eq!(clock.at(at(200)), Duration::from_millis(35));
+    }
 }

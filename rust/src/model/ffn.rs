@@ -1,11 +1,14 @@
 //! Feed-forward blocks: one `SwiGLU`, or a router over many with a shared one beside them.
 
+use std::time::Duration;
+
 use super::router::Router;
 use super::{Step, check_finite};
 use crate::error::Result;
 use crate::experts::{Routed, Tools};
 use crate::kernels::{Kernels, add_bias};
 use crate::matrix::Matrix;
+use crate::telemetry::timed;
 use crate::threads::Team;
 
 /// `down(silu(gate x) * up x)`.
@@ -106,11 +109,14 @@ impl Moe {
             trace.choices.push(routed.clone());
         }
         let tools = Tools { kernels: step.kernels, team: step.team };
-        let mut shared = None;
+        let (mut shared, mut shared_time) = (None, Duration::ZERO);
         let beside = || {
-            shared = self.shared.as_ref().map(|s| s.forward(tools.kernels, tools.team, x));
+            shared = timed(&mut shared_time, || {
+                self.shared.as_ref().map(|s| s.forward(tools.kernels, tools.team, x))
+            });
         };
         let mut y = step.experts.run(self.map_row, x, &routed, tools, step.phases, beside)?;
+        step.phases.ffn += shared_time;
         if let Some((out, shares)) = shared {
             let hidden = x.len() / routed.len();
             for (row, y) in y.chunks_exact_mut(hidden).enumerate() {
@@ -135,7 +141,10 @@ impl Ffn {
     /// `[rows][hidden]` in and out.
     pub fn forward(&self, layer: usize, x: &[f32], step: &mut Step) -> Result<Vec<f32>> {
         match self {
-            Self::Dense(mlp) => Ok(mlp.forward(step.kernels, step.team, x)),
+            Self::Dense(mlp) => {
+                let (kernels, team) = (step.kernels, step.team);
+                Ok(timed(&mut step.phases.ffn, || mlp.forward(kernels, team, x)))
+            }
             Self::Sparse(moe) => moe.forward(layer, x, step),
         }
     }

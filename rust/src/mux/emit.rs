@@ -5,14 +5,16 @@ use std::time::{Duration, Instant};
 
 use super::Wire;
 use super::frame::{
-    self, HwInfoRecord, PerfRecord, ProfRecord, StatRecord, TiersRecord, TopkToken, TurnRecord,
+    self, HwInfoRecord, MorePerf, PerfRecord, ProfRecord, StatRecord, TiersRecord, TopkToken,
+    TurnRecord,
 };
 use crate::cpu::{self, Memory};
 use crate::engine::{Engine, Event, Turn};
 use crate::error::{Error, Result};
+use crate::runner;
 use crate::stdio::Output;
 use crate::store::ModelPart;
-use crate::telemetry::Phases;
+use crate::telemetry::{Phases, Traffic};
 
 /// Least time between two PREFILL records of a request.
 const PREFILL_INTERVAL: Duration = Duration::from_millis(250);
@@ -73,6 +75,9 @@ impl Emitter {
         let read = catalog.bytes_read();
         let ways = [ModelPart::Dense, ModelPart::Experts]
             .map(|part| if catalog.is_past_cache(part) { "direct" } else { "cached" });
+        let conversation = runner::conversation_bytes(&runner.model.layouts(), runner.ctx);
+        let conversations = conversation.saturating_mul(runner.slots.len() as u64);
+        let experts = &runner.experts;
         let mut caps = vec![
             ("proto", "1".to_owned()),
             ("ctx", runner.ctx.to_string()),
@@ -87,6 +92,9 @@ impl Emitter {
             ("dense_read", read.dense.to_string()),
             ("experts_read", read.experts.to_string()),
             ("reads", ways.join(",")),
+            ("dense_ram", runner.dense_bytes.to_string()),
+            ("conversations_ram", conversations.to_string()),
+            ("experts_ram", experts.budget_bytes().min(experts.total_bytes()).to_string()),
         ];
         if let Some(tokens) = engine.prefill_chunk() {
             caps.push(("prefill_chunk", tokens.to_string()));
@@ -168,7 +176,8 @@ impl Emitter {
         self.prefills.remove(&id);
         self.hwinfo();
         if self.wire.has_details() {
-            let perf = perf_record(turn.wall_s, &turn.phases);
+            let mut perf = perf_record(turn.wall_s, &turn.phases);
+            perf.more = self.wire.has_caps().then(|| more_perf(turn));
             self.out.write(|out| frame::write_perf(out, id, &perf));
             self.out.write(|out| frame::write_entropy(out, &turn.entropy));
         }
@@ -184,7 +193,7 @@ impl Emitter {
             stat: StatRecord {
                 emitted: turn.emitted as u64,
                 tok_s: turn.decode_tps,
-                hit_pct: turn.hit_pct,
+                hit_pct: turn.traffic.uses.hit_pct(),
                 rss_gb: rss_gb(),
             },
             prompt_tokens: turn.prompt_tokens as u64,
@@ -242,6 +251,19 @@ fn perf_record(wall_s: f64, phases: &Phases) -> PerfRecord {
         attention_s: phases.attention.as_secs_f64(),
         kv_decompress_s: phases.kv_decompress.as_secs_f64(),
         head_s: phases.head.as_secs_f64(),
+        more: None,
+    }
+}
+
+fn more_perf(turn: &Turn) -> MorePerf {
+    let Traffic { uses, bytes_read, reading } = turn.traffic;
+    MorePerf {
+        ffn_s: turn.phases.ffn.as_secs_f64(),
+        reading_s: reading.as_secs_f64(),
+        uses_ahead: uses.ahead,
+        uses_cached: uses.cached,
+        uses_missed: uses.missed,
+        bytes_read,
     }
 }
 

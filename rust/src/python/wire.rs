@@ -201,6 +201,13 @@ fn to_python(py: Python<'_>, record: Record) -> PyResult<(&'static str, Bound<'_
             fields.set_item("attention_s", times.attention_s)?;
             fields.set_item("kv_decompress_s", times.kv_decompress_s)?;
             fields.set_item("head_s", times.head_s)?;
+            let more = times.more;
+            fields.set_item("ffn_s", more.map(|more| more.ffn_s))?;
+            fields.set_item("reading_s", more.map(|more| more.reading_s))?;
+            fields.set_item("uses_ahead", more.map(|more| more.uses_ahead))?;
+            fields.set_item("uses_cached", more.map(|more| more.uses_cached))?;
+            fields.set_item("uses_missed", more.map(|more| more.uses_missed))?;
+            fields.set_item("bytes_read", more.map(|more| more.bytes_read))?;
             "PERF"
         }
         Record::Prof(prof) => {

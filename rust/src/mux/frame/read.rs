@@ -2,8 +2,8 @@
 
 use super::number::{integer, lenient};
 use super::record::{
-    GpuRecord, HwInfoRecord, PerfRecord, ProfRecord, Record, StatRecord, TiersRecord, TopkToken,
-    TurnRecord,
+    GpuRecord, HwInfoRecord, MorePerf, PerfRecord, ProfRecord, Record, StatRecord, TiersRecord,
+    TopkToken, TurnRecord,
 };
 use super::text::{clean_name, parse_hex, percent_decode};
 use super::{MAX_LINE_BYTES, MAX_PAYLOAD_BYTES, MAX_SKIP_BYTES};
@@ -396,8 +396,30 @@ fn perf(words: &mut Words) -> Parsed {
         attention_s: words.number()?,
         kv_decompress_s: words.number()?,
         head_s: words.number()?,
+        more: more_perf(words),
     };
     Ok(Record::Perf { id, times })
+}
+
+/// Fields behind the times of PERF, in any order; none unless all are there, since engines may add
+/// fields of their own.
+fn more_perf(words: &mut Words) -> Option<MorePerf> {
+    let mut rest = Vec::new();
+    while let Some(word) = words.word() {
+        rest.push(word);
+    }
+    let value = |key: &[u8]| {
+        let value = rest.iter().find_map(|word| word.strip_prefix(key)?.strip_prefix(b"="))?;
+        Some(Words(value))
+    };
+    Some(MorePerf {
+        ffn_s: value(b"ffn")?.number().ok()?,
+        reading_s: value(b"reading")?.number().ok()?,
+        uses_ahead: value(b"ahead")?.count().ok()?,
+        uses_cached: value(b"cached")?.count().ok()?,
+        uses_missed: value(b"missed")?.count().ok()?,
+        bytes_read: value(b"read")?.count().ok()?,
+    })
 }
 
 fn prof(words: &mut Words) -> Parsed {

@@ -86,6 +86,25 @@ pub struct PerfRecord {
     pub kv_decompress_s: f64,
     /// Output head.
     pub head_s: f64,
+    /// Fields that were added later.
+    pub more: Option<MorePerf>,
+}
+
+/// What `PERF` tells by `key=value` behind its times.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct MorePerf {
+    /// `ffn`: seconds of dense feed-forward blocks and shared experts.
+    pub ffn_s: f64,
+    /// `reading`: seconds in which at least one expert was being read.
+    pub reading_s: f64,
+    /// `ahead`: uses of experts in memory that were read ahead and not used before.
+    pub uses_ahead: u64,
+    /// `cached`: uses of other experts in memory.
+    pub uses_cached: u64,
+    /// `missed`: uses of experts that were not in memory, or still being read.
+    pub uses_missed: u64,
+    /// `read`: bytes of experts read from files.
+    pub bytes_read: u64,
 }
 
 /// `PROF`: what the C engine says of a turn in place of `PERF`; everything after prefill.

@@ -68,6 +68,17 @@ fn payload() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
+fn more_perf() -> impl Strategy<Value = MorePerf> {
+    (quarters(), quarters(), any::<[u64; 4]>()).prop_map(|(ffn_s, reading_s, n)| MorePerf {
+        ffn_s,
+        reading_s,
+        uses_ahead: n[0],
+        uses_cached: n[1],
+        uses_missed: n[2],
+        bytes_read: n[3],
+    })
+}
+
 fn record() -> impl Strategy<Value = Record> {
     let name = "[A-Za-z0-9()@.]{1,8}( [A-Za-z0-9()@.]{1,8}){0,2}";
     let map = (0_usize..5, 0_usize..9);
@@ -125,18 +136,21 @@ fn record() -> impl Strategy<Value = Record> {
                 gpu: gpu.into()
             }
         ),
-        (any::<u64>(), prop::array::uniform7(quarters())).prop_map(|(id, s)| Record::Perf {
-            id,
-            times: PerfRecord {
-                wall_s: s[0],
-                expert_disk_s: s[1],
-                expert_wait_s: s[2],
-                expert_matmul_s: s[3],
-                attention_s: s[4],
-                kv_decompress_s: s[5],
-                head_s: s[6],
+        (any::<u64>(), prop::array::uniform7(quarters()), prop::option::of(more_perf())).prop_map(
+            |(id, s, more)| Record::Perf {
+                id,
+                times: PerfRecord {
+                    wall_s: s[0],
+                    expert_disk_s: s[1],
+                    expert_wait_s: s[2],
+                    expert_matmul_s: s[3],
+                    attention_s: s[4],
+                    kv_decompress_s: s[5],
+                    head_s: s[6],
+                    more,
+                }
             }
-        }),
+        ),
         (quarters(), quarters(), any::<[u16; 3]>()).prop_map(|(a, b, n)| Record::Prof(
             ProfRecord {
                 wall_s: a,
@@ -360,6 +374,28 @@ fn malformed_records_are_reported_and_skipped() {
             "{line}: {read:?}"
         );
         assert_eq!(read[1], Record::Accept { id: 1, prompt_tokens: 2 });
+    }
+}
+
+#[test]
+fn fields_behind_the_times_of_perf_are_known_by_name() {
+    let more = |rest: &str| match &after_ready(format!("PERF 1 1 0 0 0 0 0 0{rest}\n").as_bytes())[..]
+    {
+        [Record::Perf { times, .. }] => times.more,
+        other => panic!("{other:?}"),
+    };
+    let told = MorePerf {
+        ffn_s: 0.5,
+        reading_s: 0.25,
+        uses_ahead: 1,
+        uses_cached: 2,
+        uses_missed: 3,
+        bytes_read: 4,
+    };
+    let fields = " reading=0.25 ffn=0.5 new=x ahead=1 cached=2 missed=3 read=4 0.5";
+    assert_eq!(more(fields), Some(told));
+    for other in ["", " 0.5 new", " 1 2 3 4", " ffn=0.5", &fields.replace("read=4", "read=-4")] {
+        assert_eq!(more(other), None, "{other:?}");
     }
 }
 

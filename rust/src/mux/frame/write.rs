@@ -176,6 +176,11 @@ pub fn write_perf(out: &mut Vec<u8>, id: u64, times: &PerfRecord) {
     ] {
         put!(out, " {:.6}", finite(seconds));
     }
+    if let Some(more) = &times.more {
+        put!(out, " ffn={:.6} reading={:.6}", finite(more.ffn_s), finite(more.reading_s));
+        put!(out, " ahead={} cached={}", more.uses_ahead, more.uses_cached);
+        put!(out, " missed={} read={}", more.uses_missed, more.bytes_read);
+    }
     out.push(b'\n');
 }
 
@@ -237,6 +242,7 @@ fn put_bytes(out: &mut Vec<u8>, kind: &str, rows: usize, cols: usize, bytes: &[u
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mux::frame::MorePerf;
 
     fn text(write: impl FnOnce(&mut Vec<u8>)) -> String {
         let mut out = Vec::new();
@@ -279,6 +285,19 @@ mod tests {
         assert_eq!(
             text(|out| write_perf(out, 1, &times)),
             "PERF 1 1.500000 0.000000 0.000000 0.000000 0.000000 0.000000 0.000000\n"
+        );
+        let more = MorePerf {
+            ffn_s: 0.25,
+            reading_s: f64::NAN,
+            uses_ahead: 1,
+            uses_cached: 20,
+            uses_missed: 3,
+            bytes_read: 4096,
+        };
+        assert_eq!(
+            text(|out| write_perf(out, 1, &PerfRecord { more: Some(more), ..times })),
+            "PERF 1 1.500000 0.000000 0.000000 0.000000 0.000000 0.000000 0.000000 \
+             ffn=0.250000 reading=0.000000 ahead=1 cached=20 missed=3 read=4096\n"
         );
         let prof = ProfRecord {
             wall_s: 2.5,
