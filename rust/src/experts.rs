@@ -10,6 +10,7 @@ pub mod policy;
 pub mod reader;
 pub mod replay;
 pub mod residency;
+pub mod shadow;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -172,7 +173,7 @@ impl ExpertStore {
         Ok(Self {
             rows,
             cols,
-            residency: Residency::new(sources.len(), budget_bytes),
+            residency: Residency::new(rows, cols, top_k, budget_bytes),
             policy: Policy::new(rows, cols, top_k),
             reader: Reader::new(catalog, &sources),
             pending: BTreeSet::new(),

@@ -83,8 +83,8 @@ def test_nothing_to_learn_costs_next_to_nothing(seed: int) -> None:
                 [rng.permutation(favoured)[:3] for _ in range(6)] for _ in range(150)
             ]
     trace = Trace(choices.astype(np.uint16), 24, "random")
-    # Where all at once changes, what was learned is in the way for some tokens (docs/experts.md).
-    allowed = 0.02 if seed % 2 else 0.0
+    # Where all changes at once, what was learned is in the way until the rule of age is followed.
+    allowed = 0.01 if seed % 2 else 0.0
     for slots in (7, 14, 36, 72):
         assert trace.hits(slots, "learned") >= trace.hits(slots, "lru") - allowed
 

@@ -101,8 +101,9 @@ impl ExpertStore {
             let served = self.served(index);
             self.heat.select(index, selections.len() as u64, served);
         }
-        self.residency.touch(union.keys().copied());
         if !self.holds_all() {
+            let bytes = |&index: &usize| (index, self.sources[index].ram_bytes());
+            self.residency.touch(union.keys().map(bytes));
             self.residency.forget_victims(self.rows.div_ceil(4));
             self.policy.take(map_row, routed.iter().map(|choice| &choice.experts[..]));
         }

@@ -93,11 +93,11 @@ impl Trace<'_> {
 
     fn learned(&self, slots: usize) -> u64 {
         let mut policy = Policy::new(self.layers, self.experts, self.top_k);
-        let mut cache = Residency::new(self.layers * self.experts, slots as u64);
+        let mut cache = Residency::new(self.layers, self.experts, self.top_k, slots as u64);
         let mut hits = 0;
         for (layer, chosen) in self.steps() {
             let indices = || chosen.iter().map(|expert| layer * self.experts + expert);
-            cache.touch(indices());
+            cache.touch(indices().map(|index| (index, 1)));
             cache.forget_victims(self.layers.div_ceil(4));
             policy.take(layer, [&chosen[..]].into_iter());
             let missing: Vec<usize> = indices().filter(|&index| !cache.contains(index)).collect();

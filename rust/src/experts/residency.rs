@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use super::policy::Policy;
+use super::shadow::Shadow;
 
 /// Looking for victims visits every expert, so that this share of them is found at once.
 const VICTIMS: usize = 64;
@@ -29,11 +30,16 @@ pub struct Residency<T> {
     /// Experts to give up with their stamps, the last first; found at `victims_from`.
     victims: Vec<(usize, u64)>,
     victims_from: u64,
+    /// What the rule of age alone would have served.
+    shadow: Shadow,
+    /// Whether that rule is followed at present.
+    by_age: bool,
 }
 
 impl<T> Residency<T> {
-    /// An empty cache for `n` experts.
-    pub fn new(n: usize, budget_bytes: u64) -> Self {
+    /// An empty cache for the experts of `layers`, `cols` in each, of which a token takes `top_k`.
+    pub fn new(layers: usize, cols: usize, top_k: usize, budget_bytes: u64) -> Self {
+        let n = layers * cols;
         Self {
             entries: (0..n).map(|_| None).collect(),
             stamps: vec![0; n],
@@ -44,6 +50,8 @@ impl<T> Residency<T> {
             budget_bytes,
             victims: Vec::new(),
             victims_from: 0,
+            shadow: Shadow::new(n, budget_bytes, layers, top_k),
+            by_age: false,
         }
     }
 
@@ -57,11 +65,17 @@ impl<T> Residency<T> {
         self.entries[index].as_ref().map(|entry| Arc::clone(&entry.expert))
     }
 
-    /// Notes that one layer uses these experts now.
-    pub fn touch(&mut self, indices: impl Iterator<Item = usize>) {
+    /// Notes that one layer uses these experts of so many bytes now.
+    pub fn touch(&mut self, uses: impl Iterator<Item = (usize, u64)>) {
         self.clock += 1;
-        for index in indices {
+        self.shadow.begin_layer();
+        for (index, bytes) in uses {
             self.stamps[index] = self.clock;
+            self.shadow.take(index, bytes, self.contains(index));
+        }
+        if self.by_age != self.shadow.leads() {
+            self.by_age = !self.by_age;
+            self.victims.clear();
         }
     }
 
@@ -95,7 +109,7 @@ impl<T> Residency<T> {
     fn find_victims(&mut self, policy: &Policy, keep: impl Fn(usize) -> bool) -> bool {
         let mut found: Vec<(f32, usize)> = (0..self.entries.len())
             .filter(|&index| self.contains(index) && !keep(index))
-            .map(|index| (policy.wait(index), index))
+            .map(|index| (self.wait(index, policy), index))
             .collect();
         let n = found.len().div_ceil(VICTIMS);
         if n < found.len() {
@@ -106,6 +120,11 @@ impl<T> Residency<T> {
         self.victims = found.into_iter().map(|(_, i)| (i, self.stamps[i])).collect();
         self.victims_from = self.clock;
         !self.victims.is_empty()
+    }
+
+    /// How long an expert is not needed, in a measure that the rule of the day has.
+    fn wait(&self, index: usize, policy: &Policy) -> f32 {
+        if self.by_age { (self.clock - self.stamps[index]) as f32 } else { policy.wait(index) }
     }
 
     /// Forgets what was found to be given up, if that was `layers` calls of [`Self::touch`] ago:
@@ -167,7 +186,7 @@ mod tests {
     #[test]
     fn what_is_kept_stays_and_what_does_not_fit_is_told() {
         let bytes = 10;
-        let (mut cache, policy) = (Residency::new(4, 2 * bytes), Policy::new(1, 4, 1));
+        let (mut cache, policy) = (Residency::new(1, 4, 1, 2 * bytes), Policy::new(1, 4, 1));
         for index in 0..2 {
             assert!(cache.promise(bytes, &policy, |_| false));
             cache.insert(index, Arc::new(()), bytes);
@@ -186,10 +205,10 @@ mod tests {
         fn the_budget_is_never_exceeded(
             budget in 1u64..30, steps in prop::collection::vec((0usize..20, 1u64..6), 1..200)
         ) {
-            let (mut cache, mut policy) = (Residency::new(20, budget), Policy::new(4, 5, 1));
+            let (mut cache, mut policy) = (Residency::new(4, 5, 1, budget), Policy::new(4, 5, 1));
             for (index, bytes) in steps {
                 policy.take(index / 5, [&[index % 5][..]].into_iter());
-                cache.touch([index].into_iter());
+                cache.touch([(index, bytes)].into_iter());
                 cache.forget_victims(1);
                 if !cache.contains(index) {
                     let fits = cache.promise(bytes, &policy, |_| false);
