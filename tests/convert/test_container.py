@@ -83,6 +83,41 @@ def test_every_matrix_is_closer_than_plain_rounding_would_make_it(
     assert any("kv_b_proj" in tensor for tensor in plain) == (name == "glm4_moe_lite")
 
 
+def apart(name: str, gate_up: np.ndarray, down: np.ndarray) -> dict[str, np.ndarray]:
+    """Matrices `[experts, out, in]` of experts that share tensors."""
+    if name == "gpt_oss":
+        # Stored transposed, gate and up by turns.
+        columns = {
+            "gate_proj": gate_up[..., 0::2],
+            "up_proj": gate_up[..., 1::2],
+            "down_proj": down,
+        }
+        return {part: values.swapaxes(1, 2) for part, values in columns.items()}
+    gate, up = np.split(gate_up, 2, axis=1)
+    return {"gate_proj": gate, "up_proj": up, "down_proj": down}
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "qwen3_5_moe"])
+def test_experts_that_share_tensors_are_taken_apart(name: str, converted: Path) -> None:
+    source, _ = read_safetensors(ORACLE / name / "model.safetensors")
+    plain, matrices = read_folder(converted)
+    layers = [tensor.removesuffix(".gate_up_proj") for tensor in source if "gate_up_proj" in tensor]
+    layers = [layer for layer in layers if layer.endswith(".experts") and "mtp." not in layer]
+    assert len(layers) == 4
+    for layer in layers:
+        stored = [floats(*source.pop(f"{layer}.{part}")) for part in ("gate_up_proj", "down_proj")]
+        for part, values in apart(name, stored[0], stored[1]).items():
+            for expert, weights in enumerate(values):
+                integers = matrices.pop(f"{layer}.{expert}.{part}")
+                error = np.square(integers.values - weights).sum()
+                assert error <= 0.1**2 * np.square(weights).sum(), (layer, expert, part)
+    # Nothing else is made of them, and their biases are as they were.
+    assert not [matrix for matrix in matrices if matrix.startswith(tuple(layers))]
+    biases = {tensor for tensor in source if tensor.startswith(tuple(layers))}
+    assert len(biases) == (8 if name == "gpt_oss" else 0)
+    assert all(plain[bias] == source[bias] for bias in biases)
+
+
 def test_the_bytes_are_the_same_on_every_machine(name: str, converted: Path) -> None:
     files = manifest(converted)["files"].values()
     hashes = [entry["tensors"] for entry in files if "tensors" in entry]
