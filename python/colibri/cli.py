@@ -44,9 +44,9 @@ def report(message: str, hint: str | None = None) -> None:
     """Prints an error the way every command does."""
     # Where nothing can be written, the exit code has to do.
     with contextlib.suppress(OSError):
-        print(f"error: {message}", file=sys.stderr)
+        print(f"error: {streams.one_line(message)}", file=sys.stderr)
         if hint is not None:
-            print(f"hint: {hint}", file=sys.stderr)
+            print(f"hint: {streams.one_line(hint)}", file=sys.stderr)
 
 
 def _integer(low: int, high: int) -> Callable[[str], int]:

@@ -59,7 +59,7 @@ class EngineConfig:
         argv += [*self.protocol, "--model", str(self.model)]
         argv += ["--ctx", str(self.ctx), "--slots", str(self.slots)]
         if self.ram_gb is not None:
-            argv += ["--ram", f"{self.ram_gb:g}"]
+            argv += ["--ram", f"{self.ram_gb:.15g}"]
         if self.threads is not None:
             argv += ["--threads", str(self.threads)]
         return [*argv, "--progress"]
@@ -75,7 +75,7 @@ class EngineConfig:
         env |= {"KV_SLOTS": str(self.slots), "CTX": str(self.ctx)}
         env |= {"COLI_MODEL": str(self.model), "SNAP": str(self.model)}
         if self.ram_gb is not None:
-            env["RAM_GB"] = f"{self.ram_gb:g}"
+            env["RAM_GB"] = f"{self.ram_gb:.15g}"
         if self.model == demo_folder():
             # What a run leaves behind has no place in an installed package.
             home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"

@@ -55,7 +55,9 @@ def resolve_model(name: str | None, *, environment: bool = True) -> Path:
             f"{said}: no such model folder",
             hint="give the folder that holds config.json and the weights, or 'demo'",
         )
-    if path.is_dir() and not (path / "config.json").is_file() and not any(path.glob("*.gguf")):
+    # Whatever bears the name is judged by those who open it.
+    has_config = os.path.lexists(path / "config.json")
+    if path.is_dir() and not has_config and not any(path.glob("*.gguf")):
         raise ModelError(
             f"{said}: no config.json in this folder",
             hint="give the folder that holds config.json and the weights, or 'demo'",
@@ -183,10 +185,8 @@ def _template(folder: Path, tokenizer: dict[str, Any]) -> str | None:
     found = tokenizer.get("chat_template")
     if isinstance(found, list):
         # Several named templates: "default" is for chat, others are for tools or retrieval.
-        named = {
-            entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)
-        }
-        found = named.get("default")
+        named = [entry for entry in found if isinstance(entry, dict)]
+        found = next((e.get("template") for e in named if e.get("name") == "default"), None)
     return found if isinstance(found, str) else None
 
 
@@ -219,6 +219,8 @@ def _read_text(file: Path) -> str | None:
             # No more than that, whatever grows meanwhile; room for it is made before reading.
             return opened.read(size)
     except FileNotFoundError:
+        if file.is_symlink():
+            raise ModelError(f"{file}: a link to a file that is not there") from None
         return None
     except OSError as error:
         raise ModelError(f"{file}: {error.strerror or error}") from error

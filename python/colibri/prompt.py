@@ -29,7 +29,7 @@ class PromptRenderer:
                 # A mistake in it is known at once; what is rendered is compiled over there.
                 _core.ChatTemplate(model.template, **tokens)
             except _core.ColibriCoreError as error:
-                raise ModelError(f"chat template: {error}") from error
+                raise ModelError(str(error)) from error
             except UnicodeError as error:
                 raise ModelError("chat template: half of a surrogate pair") from error
             self._process = TemplateProcess({"source": model.template, **tokens})

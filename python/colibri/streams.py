@@ -79,6 +79,11 @@ def check_text(text: str, what: str) -> None:
         raise UsageError(f"{what} holds a NUL character")
 
 
+def one_line(text: str) -> str:
+    """Returns text that may hold parts of a file or a name as a line that changes no other."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
 def explain(error: OSError | UnicodeError) -> tuple[str, str | None]:
     """Returns message and hint for a failure of reading or writing."""
     if isinstance(error, UnicodeError):

@@ -21,6 +21,8 @@ START_S = 30.0
 # The process ends with its input, unless the template keeps it busy.
 GRACE_S = 0.5
 READ_BYTES = 1 << 20
+# How the core begins what it says of a template; here the rest of the sentence says so.
+PREFIX = "chat template: "
 
 
 class TemplateProcess:
@@ -61,8 +63,9 @@ class TemplateProcess:
         answer = _ask(worker, variables.encode(), self._limit_s)
         self._worker = worker
         if "error" in answer:
+            reason = str(answer["error"]).removeprefix(PREFIX)
             raise RequestError(
-                f"the chat template refuses these messages: {answer['error']}", param="messages"
+                f"the chat template refuses these messages: {reason}", param="messages"
             )
         return str(answer["text"])
 
@@ -73,7 +76,7 @@ class TemplateProcess:
             raise ColibriError(f"cannot start the template's process: {error.strerror}") from error
         answer = _ask(worker, self._template, START_S)
         if "error" in answer:
-            raise _failure(f"is not valid: {answer['error']}")
+            raise _failure(f"is not valid: {str(answer['error']).removeprefix(PREFIX)}")
         return worker
 
 

@@ -21,6 +21,10 @@ from colibri.model import Model
 RULES = ("optimal", "learned", "lru")
 # Tokens of one pass; a longer text is routed in pieces, each from its own beginning.
 PIECE = 512
+# As many as the numbers of a trace can tell apart.
+MAX_EXPERTS = 1 << 16
+# What numpy says of a file it cannot read is advice to trust it.
+HINT = "name a file that 'colibri trace record' has written"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +83,10 @@ class Trace:
         except OSError:
             raise
         except Exception as error:  # numpy lets through what its readers raise, of any kind
-            raise UsageError(f"{path}: no trace of a routing", hint=str(error)) from error
-        if choices.ndim != 3 or choices.dtype != np.uint16 or not choices.size:
-            raise UsageError(f"{path}: no trace of a routing: choices are {choices.dtype} numbers")
+            raise UsageError(f"{path}: no trace of a routing", hint=HINT) from error
+        is_routing = choices.ndim == 3 and choices.dtype == np.uint16 and choices.size
+        if not is_routing or not 0 < experts <= MAX_EXPERTS:
+            raise UsageError(f"{path}: no trace of a routing", hint=HINT)
         if choices.max() >= experts:
             raise UsageError(f"{path}: expert {choices.max()} of {experts}")
         return cls(choices, experts, model)

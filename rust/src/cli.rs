@@ -11,7 +11,7 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 
 use crate::cpu::Isa;
 use crate::engine::{Engine, MAX_PREFILL_CHUNK};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, one_line};
 use crate::legacy::{self, Chat, LegacyOptions};
 use crate::mux::{self, SessionOptions, Wire};
 use crate::runner::RunnerOptions;
@@ -322,7 +322,7 @@ fn serve(args: &Args, model: &Path, legacy: Option<LegacyOptions>) -> Result<i32
         engine.set_prefill_chunk(tokens);
     }
     for notice in &engine.runner.notices {
-        eprintln!("notice: {notice}");
+        eprintln!("notice: {}", one_line(notice));
     }
     if let Some(options) = legacy {
         let chat = Chat::load(model)?;

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::store::read_json;
+use crate::store::{is_there, read_json};
 pub use rope::{Llama3, RopeConfig, RopeScaling, Yarn};
 
 const SEE_FAMILIES: &str = "see the list of supported families in the documentation";
@@ -23,6 +23,8 @@ pub struct Config {
     /// What `text_config` says of the text part of a model with others; it goes first.
     text: Value,
     generation: Value,
+    /// Which of the two files says what ends an answer.
+    eos_path: PathBuf,
 }
 
 impl Config {
@@ -41,12 +43,14 @@ impl Config {
         }
         let generation_path = dir.join("generation_config.json");
         let generation =
-            if generation_path.exists() { read_json(&generation_path)? } else { Value::Null };
+            if is_there(&generation_path) { read_json(&generation_path)? } else { Value::Null };
+        let is_there_too = generation.get("eos_token_id").is_some_and(|ids| !ids.is_null());
+        let eos_path = if is_there_too { generation_path } else { path.clone() };
         let text = json.get("text_config").cloned().unwrap_or_default();
         if !text.is_object() && !text.is_null() {
             return Err(Error::bad_file(path, "text_config is no object"));
         }
-        let config = Self { path, json, text, generation };
+        let config = Self { path, json, text, generation, eos_path };
         // All families divide by a root over it. Zero makes nothing of a row of zeros.
         config.opt_number("rms_norm_eps", f64::from(f32::MIN_POSITIVE)..=1.0)?;
         Ok(config)
@@ -79,6 +83,7 @@ impl Config {
                 json: json.clone(),
                 text: Value::Null,
                 generation: Value::Null,
+                eos_path: self.path.clone(),
             }),
             Some(value) => Err(self.refuse(format!("{key} is {value}; an object is expected"))),
             None => Err(self.refuse(format!("{key} is missing"))),
@@ -254,7 +259,7 @@ impl Config {
             Some(Value::Array(ids)) => ids.iter().map(token_id).collect(),
             Some(id) => token_id(id).map(|id| vec![id]),
         };
-        ids.ok_or_else(|| self.refuse("eos_token_id is neither a token id nor a list of them"))
+        ids.ok_or_else(|| self.refuse_eos("eos_token_id is neither a token id nor a list of them"))
     }
 
     #[cfg(test)]
@@ -264,7 +269,13 @@ impl Config {
             json: serde_json::from_str(json).expect("JSON"),
             text: Value::Null,
             generation: Value::Null,
+            eos_path: "config.json".into(),
         }
+    }
+
+    /// An error about the file that says which tokens end an answer.
+    pub fn refuse_eos(&self, reason: impl Into<String>) -> Error {
+        Error::bad_file(&self.eos_path, reason)
     }
 
     /// An error about this file.
@@ -358,6 +369,24 @@ mod tests {
         }
         assert!(open("1e-6").is_ok() && open("null").is_ok());
         assert!(config(r#"{"x": 1e300}"#).number_or("x", None).is_err());
+    }
+
+    #[test]
+    fn the_file_that_says_what_ends_an_answer_is_the_one_blamed() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let blamed = |config: &str, generation: &str| {
+            for (name, json) in [("config.json", config), ("generation_config.json", generation)] {
+                std::fs::write(dir.path().join(name), json).expect("a file");
+            }
+            let config = Config::open(dir.path()).expect("two files");
+            let error = config.eos_ids().expect_err("refused").to_string();
+            let told = [error, config.refuse_eos("").to_string()];
+            told.map(|text| text.contains("generation_config.json"))
+        };
+        let wrong = r#"{"eos_token_id": "x"}"#;
+        assert_eq!(blamed(r#"{"eos_token_id": 1}"#, wrong), [true; 2]);
+        assert_eq!(blamed(wrong, r#"{"eos_token_id": null}"#), [false; 2]);
+        assert_eq!(blamed(wrong, "{}"), [false; 2]);
     }
 
     #[test]

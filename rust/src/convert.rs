@@ -104,7 +104,9 @@ impl Conversion {
         let catalog = Catalog::open_spread(src, more)?;
         let plan = Plan::new(&catalog, &config, options)?;
         let mut small = BTreeMap::new();
-        for name in SMALL_FILES.into_iter().filter(|name| src.join(name).is_file()) {
+        // A link to nothing is damage, not an absent file.
+        let there = |path: &Path| path.is_file() || path.is_symlink();
+        for name in SMALL_FILES.into_iter().filter(|name| there(&src.join(name))) {
             small.insert(name.to_owned(), read_capped(&src.join(name), MAX_SMALL_FILE)?);
         }
         let original = read_json(config.path())?;

@@ -15,7 +15,7 @@ pub use disk::measure_disk;
 
 use crate::cpu::{self, Isa, Memory};
 use crate::engine::{check_vocabulary, load_tokenizer};
-use crate::error::{Error, human_bytes};
+use crate::error::{Error, human_bytes, one_line};
 use crate::experts::ExpertSource;
 use crate::model::{Model, Survey};
 use crate::runner::{self, DEFAULT_CTX, RunnerOptions};
@@ -56,8 +56,9 @@ impl Finding {
         Self { severity: Severity::Error, text: error.to_string(), hint: hint.map(str::to_owned) }
     }
 
-    fn note(text: impl Into<String>) -> Self {
-        Self { severity: Severity::Note, text: text.into(), hint: None }
+    fn note(text: impl std::fmt::Display) -> Self {
+        // It may name what a file holds.
+        Self { severity: Severity::Note, text: one_line(text), hint: None }
     }
 
     /// As it stands in a report.

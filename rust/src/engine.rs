@@ -98,7 +98,7 @@ pub enum Event {
 /// [`Error::FileMissing`], or what [`Tokenizer::load`] refuses.
 pub fn load_tokenizer(dir: &Path) -> Result<Tokenizer> {
     let path = dir.join("tokenizer.json");
-    if path.is_file() {
+    if crate::store::is_there(&path) {
         return Tokenizer::load(&path);
     }
     if dir.join("tiktoken.model").is_file() {

@@ -72,10 +72,7 @@ pub enum Error {
 
     // --- resources ---
     /// A memory budget is too small for what must be in it.
-    #[error(
-        "{}: need {}, the budget is {}",
-        one_line(what), human_bytes(*need_bytes), human_bytes(*have_bytes)
-    )]
+    #[error("{}: {}", one_line(what), shortage(*need_bytes, *have_bytes))]
     DoesNotFit {
         /// What does not fit.
         what: String,
@@ -191,6 +188,15 @@ pub fn human_bytes(bytes: u64) -> String {
     format!("{value:.1} TB")
 }
 
+/// What is needed beside what there is, to the byte where three digits are the same.
+fn shortage(need: u64, have: u64) -> String {
+    let [needed, budget] = [need, have].map(human_bytes);
+    if needed == budget {
+        return format!("need {need} bytes, the budget is {have} bytes");
+    }
+    format!("need {needed}, the budget is {budget}")
+}
+
 /// A text that may hold parts of a file, as one line of moderate length.
 pub fn one_line(text: impl std::fmt::Display) -> String {
     cut(&text.to_string(), MAX_QUOTED)
@@ -199,11 +205,19 @@ pub fn one_line(text: impl std::fmt::Display) -> String {
 /// The first `most` bytes of a text, as one line that shows where something was left out.
 fn cut(text: &str, most: usize) -> String {
     let end = (0..=most.min(text.len())).rfind(|&at| text.is_char_boundary(at)).unwrap_or(0);
-    let mut line = text[..end].replace(char::is_control, " ");
+    let mut line = text[..end].replace(rearranges, " ");
     if end < text.len() {
         line.push('\u{2026}');
     }
     line
+}
+
+/// Whether a character ends a line, or can rewrite or reorder what is shown around it.
+fn rearranges(c: char) -> bool {
+    let is_separator = matches!(c, '\u{2028}' | '\u{2029}');
+    let is_direction = matches!(c, '\u{61c}' | '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}'
+        | '\u{2066}'..='\u{2069}');
+    c.is_control() || is_separator || is_direction
 }
 
 impl Error {
@@ -269,7 +283,7 @@ mod tests {
 
     #[test]
     fn whatever_a_file_holds_an_error_is_one_line() {
-        let name = "a\nb\u{1b}[2J\u{85}c".to_owned();
+        let name = "a\nb\u{1b}[2J\u{85}c\u{2028}\u{2029}\u{202e}\u{2066}\u{200f}d".to_owned();
         let errors = [
             Error::bad_file(&name, format!("lacks {name}")),
             Error::FileMissing { path: name.clone().into(), hint: String::new() },
@@ -291,7 +305,7 @@ mod tests {
         ];
         for error in errors {
             let text = error.to_string();
-            assert!(text.contains("a b [2J c") && !text.contains(char::is_control), "{text:?}");
+            assert!(text.contains("a b [2J c     d") && !text.contains(rearranges), "{text:?}");
         }
         assert_eq!(one_line("x".repeat(MAX_QUOTED)).len(), MAX_QUOTED);
         let cut = one_line("x".repeat(1 << 20));
@@ -318,6 +332,13 @@ mod tests {
             text.len() < MAX_QUOTED + 100 && text.ends_with("x\u{2026}; and 12 more"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_shortage_shows_a_difference() {
+        assert_eq!(shortage(2_000_000, 1_000), "need 2.0 MB, the budget is 1.0 kB");
+        let by_one = shortage(4_500_001, 4_500_000);
+        assert_eq!(by_one, "need 4500001 bytes, the budget is 4500000 bytes");
     }
 
     #[test]

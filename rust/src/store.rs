@@ -26,8 +26,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::error::{Error, Result};
 use files::{MAX_JSON_BYTES, Stamp};
 pub use files::{open_regular, read_capped, read_json};
-pub use folders::split_dirs;
 use folders::{Shards, is_plain_name};
+pub use folders::{is_there, split_dirs};
 use header::{Header, read_header};
 use manifest::{Content, JOURNAL, MANIFEST, Manifest};
 pub use past_cache::{ModelPart, Reads};
@@ -159,7 +159,7 @@ impl Catalog {
     /// # Errors
     /// What leaves nothing to be told: a folder or an index that cannot be used.
     pub fn examine(dir: &Path, more: &[PathBuf]) -> Result<(Self, Vec<Error>)> {
-        if dir.join(JOURNAL).exists() {
+        if is_there(&dir.join(JOURNAL)) {
             return Err(Error::FileMissing {
                 path: dir.join(MANIFEST),
                 hint: "the conversion has not ended; run the same 'colibri convert' again".into(),

@@ -221,11 +221,27 @@ fn check_model(file: &Value) -> Result<(), String> {
     if file["model"]["dropout"].as_f64().is_some_and(|dropout| dropout != 0.0) {
         return Err("model.dropout makes encoding random".to_owned());
     }
+    check_prefix(&file["model"])?;
     if let Some(vocab) = file["model"]["vocab"].as_object() {
         for (token, id) in vocab {
             if id.as_u64().is_none_or(|id| id >= MAX_IDS) {
                 return Err(format!("token {token:?} has no usable id"));
             }
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a prefix of continuing tokens that a merge does not have: the crate cuts its length off the
+/// second token, in the middle of a character if need be, and takes what is left for text.
+fn check_prefix(model: &Value) -> Result<(), String> {
+    let Some(prefix) = model["continuing_subword_prefix"].as_str() else { return Ok(()) };
+    for merge in model["merges"].as_array().map_or(&[][..], Vec::as_slice) {
+        let second = merge.as_str().and_then(|line| Some(line.split_once(' ')?.1));
+        if let Some(second) = second.or_else(|| merge[1].as_str())
+            && !second.starts_with(prefix)
+        {
+            return Err(format!("a merge with {second:?} does not continue by {prefix:?}"));
         }
     }
     Ok(())

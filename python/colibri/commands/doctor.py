@@ -12,6 +12,8 @@ from colibri import _core
 from colibri.commands.console import ProgressLine, readable_bytes
 from colibri.errors import ModelError
 from colibri.models import model_dirs, read_model, resolve_model
+from colibri.prompt import PromptRenderer
+from colibri.streams import one_line
 
 # Long enough to level out, short enough to wait for.
 DISK_S = 2.0
@@ -25,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(report, indent=2, ensure_ascii=False))
     else:
-        print("\n".join(lines(report)))
+        print("\n".join(map(one_line, lines(report))))
     refused = any(finding["severity"] == "error" for finding in report["findings"])
     return EXIT_FINDINGS if refused else 0
 
@@ -63,14 +65,15 @@ def examine(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 def template_findings(folder: Path) -> list[dict[str, Any]]:
     """Returns what is wrong with the files that the server reads itself."""
     try:
-        template = read_model(folder).template
-        if template is None:
+        model = read_model(folder)
+        if model.template is None:
             hint = "put the model's chat_template.jinja into the folder"
             return [_finding("warning", f"{folder}: no chat template, so it cannot chat", hint)]
-        _core.ChatTemplate(template)
     except ModelError as error:
         return [_finding("error", str(error), error.hint)]
-    except _core.ColibriCoreError as error:
+    try:
+        PromptRenderer(model)
+    except ModelError as error:
         return [_finding("warning", f"{folder}: {error}", "chat needs a template that works")]
     return []
 

@@ -9,6 +9,7 @@ from typing import Any
 from colibri.commands.console import readable_bytes
 from colibri.commands.serve import describe_or_raise
 from colibri.models import ModelInfo, read_model, resolve_model
+from colibri.streams import one_line
 
 
 def run(args: argparse.Namespace) -> int:
@@ -19,9 +20,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(described, indent=2, ensure_ascii=False))
         return 0
     model = read_model(folder)
-    print(f"{model.id}  ({folder})")
-    for line in lines(_told(described, model)):
-        print(line)
+    for line in (f"{model.id}  ({folder})", *lines(_told(described, model))):
+        print(one_line(line))
     print(f"  chat template: {'yes' if model.template is not None else 'no'}")
     return 0
 

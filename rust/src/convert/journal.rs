@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::output::{sync_dir, write_whole};
 use crate::error::{Error, Result};
 use crate::store::manifest::{FileEntry, JOURNAL};
-use crate::store::read_capped;
+use crate::store::{is_there, read_capped};
 
 /// Largest journal read; each file of a model takes one line with a hash for each tensor.
 const MAX_BYTES: u64 = 1 << 30;
@@ -38,7 +38,7 @@ impl Journal {
     /// [`Error::BadFile`] for one that holds anything else than a journal does.
     pub fn open(dir: &Path) -> Result<Option<Self>> {
         let path = dir.join(JOURNAL);
-        if !path.exists() {
+        if !is_there(&path) {
             return Ok(None);
         }
         let bytes = read_capped(&path, MAX_BYTES)?;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::Result;
 use crate::store::output::Output;
-use crate::store::read_capped;
+use crate::store::{is_there, read_capped};
 
 /// Name of the file.
 pub const HISTORY: &str = ".coli_usage";
@@ -47,7 +47,7 @@ impl History {
     /// Why the file is of no use.
     pub fn read(&self) -> Result<Option<Vec<u64>>, String> {
         let path = self.dir.join(HISTORY);
-        if !path.exists() {
+        if !is_there(&path) {
             return Ok(None);
         }
         let bytes = read_capped(&path, MAX_BYTES).map_err(|error| error.to_string())?;

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::store::{read_capped, read_json};
+use crate::store::{is_there, read_capped, read_json};
 use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
 
@@ -98,14 +98,14 @@ pub fn stop_ids(model: &Model, tokenizer: &Tokenizer) -> Vec<u32> {
 }
 
 fn opt_json(path: &Path) -> Result<Value> {
-    if path.exists() { read_json(path) } else { Ok(Value::Null) }
+    if is_there(path) { read_json(path) } else { Ok(Value::Null) }
 }
 
 /// The template's source: a file of its own, or a member of `tokenizer_config.json`, which may hold
 /// several by name.
 fn template_source(dir: &Path, tokenizer: &Value) -> Result<Option<String>> {
     let path = dir.join("chat_template.jinja");
-    if path.exists() {
+    if is_there(&path) {
         let bytes = read_capped(&path, MAX_TEMPLATE_BYTES)?;
         let text = String::from_utf8(bytes).map_err(|_| Error::bad_file(path, "is not UTF-8"))?;
         return Ok(Some(text));

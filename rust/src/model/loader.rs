@@ -501,9 +501,8 @@ impl<'a> Loader<'a> {
         };
         let eos_ids = config.eos_ids()?;
         if let Some(id) = eos_ids.iter().find(|&&id| id as usize >= vocab) {
-            return Err(
-                config.refuse(format!("eos_token_id {id} is outside the vocabulary of {vocab}"))
-            );
+            return Err(config
+                .refuse_eos(format!("eos_token_id {id} is outside the vocabulary of {vocab}")));
         }
         let norm = self.norm(&format!("{}.norm", self.prefix), hidden)?;
         let unused = self.unused();

@@ -43,7 +43,7 @@ impl Shards {
     pub fn find(dir: &Path, more: &[PathBuf]) -> Result<Self> {
         let dirs = distinct(dir, more)?;
         let index_path = dir.join(INDEX);
-        let index = if index_path.exists() { Some(read_index(&index_path)?) } else { None };
+        let index = if is_there(&index_path) { Some(read_index(&index_path)?) } else { None };
         let names: BTreeSet<String> = if let Some(index) = &index {
             index.values().cloned().collect()
         } else {
@@ -88,6 +88,12 @@ impl Shards {
         }
         Ok(shards)
     }
+}
+
+/// Whether a folder has something of this name, be it a link to nothing: that is damage, and not the
+/// same as a file that was never there. Opening it says what is wrong.
+pub fn is_there(path: &Path) -> bool {
+    path.symlink_metadata().map_or_else(|e| e.kind() != std::io::ErrorKind::NotFound, |_| true)
 }
 
 fn folder(file: &Path) -> std::path::Display<'_> {
@@ -144,7 +150,9 @@ fn list(dir: &Path) -> Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(|e| Error::io(dir, e))? {
         let name = entry.map_err(|e| Error::io(dir, e))?.file_name();
-        if let Some(name) = name.to_str().filter(|name| name.ends_with(SUFFIX)) {
+        // A drive that was in a Mac has `._NAME` beside every NAME.
+        let shown = name.to_str().filter(|name| name.ends_with(SUFFIX) && !name.starts_with('.'));
+        if let Some(name) = shown {
             names.push(name.to_owned());
         }
     }
@@ -232,6 +240,30 @@ mod tests {
         let huge = "d-1-of-99999999999.safetensors".to_owned();
         let names: BTreeSet<String> = names.chain([huge]).collect();
         assert_eq!(told_by_names(names.clone()), names);
+    }
+
+    #[test]
+    fn a_link_to_nothing_is_no_absent_index() {
+        let dir = tempfile::tempdir().expect("a folder");
+        touch(dir.path(), "model.safetensors");
+        assert!(Shards::find(dir.path(), &[]).is_ok());
+        for target in ["nothing", INDEX] {
+            let index = dir.path().join(INDEX);
+            std::os::unix::fs::symlink(target, &index).expect("a link");
+            let error = Shards::find(dir.path(), &[]).err().expect("refused").to_string();
+            assert!(error.contains(INDEX), "{error}");
+            std::fs::remove_file(&index).expect("removed");
+        }
+    }
+
+    #[test]
+    fn hidden_files_are_no_shards() {
+        let dir = tempfile::tempdir().expect("a folder");
+        for name in ["model.safetensors", "._model.safetensors", ".safetensors"] {
+            touch(dir.path(), name);
+        }
+        let shards = Shards::find(dir.path(), &[]).expect("a folder");
+        assert_eq!(shards.found.keys().collect::<Vec<_>>(), ["model.safetensors"]);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::path::Path;
 use blake3::Hash;
 use serde_json::{Map, Value, json};
 
-use super::{MAX_JSON_BYTES, is_plain_name, read_capped};
+use super::{MAX_JSON_BYTES, is_plain_name, is_there, read_capped};
 use crate::error::{Error, Result};
 
 /// Name of the file.
@@ -105,7 +105,7 @@ impl Manifest {
     /// [`Error::BadFile`] for one that was changed, [`Error::Unsupported`] for another version.
     pub fn open(dir: &Path) -> Result<Option<Self>> {
         let path = dir.join(MANIFEST);
-        if !path.exists() {
+        if !is_there(&path) {
             return Ok(None);
         }
         let bytes = read_capped(&path, MAX_JSON_BYTES)?;

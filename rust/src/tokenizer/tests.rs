@@ -145,7 +145,7 @@ fn load_bytes(bytes: &[u8]) -> Result<Tokenizer> {
 #[test]
 fn hostile_files_are_refused() {
     assert!(load_changed(|_| {}).is_ok());
-    let changes: [(&str, fn(&mut Value)); 12] = [
+    let changes: [(&str, fn(&mut Value)); 14] = [
         ("negative id", |file| file["model"]["vocab"]["!"] = json!(-1)),
         ("huge id", |file| file["model"]["vocab"]["!"] = json!(1_u64 << 31)),
         ("shared id", |file| file["model"]["vocab"]["!"] = json!(1)),
@@ -157,6 +157,12 @@ fn hostile_files_are_refused() {
         ("unknown pre-tokenizer", |file| file["pre_tokenizer"]["type"] = json!("Mystery")),
         ("broken pattern", |file| {
             file["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!("(");
+        }),
+        ("merges that lack the prefix", |file| {
+            file["model"]["continuing_subword_prefix"] = json!("x");
+        }),
+        ("a prefix longer than tokens", |file| {
+            file["model"]["continuing_subword_prefix"] = json!("\u{20ac}".repeat(99));
         }),
         ("dropout", |file| file["model"]["dropout"] = json!(0.1)),
         ("word pieces", |file| {
