@@ -393,6 +393,20 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
         help="predict at most N tokens of the text (default: 2048)",
     )
     quality.add_argument("--json", action="store_true", help="as JSON")
+    disk = measurements.add_parser(
+        "disk", help="what a drive gives at the engine's block sizes and depths"
+    )
+    disk.add_argument(
+        "file", type=Path, metavar="FILE", help="a large file of the drive, as a shard"
+    )
+    disk.add_argument(
+        "--seconds",
+        type=_number(0.01, 3600),
+        default=1.0,
+        metavar="S",
+        help="time for each of 30 measurements (default: 1)",
+    )
+    disk.add_argument("--json", action="store_true", help="as JSON")
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -122,6 +122,7 @@ PYTHON_LEVELS = [
     },
     {
         "commands.bench",
+        "commands.bench.disk",
         "commands.bench.quality",
         "commands.chat",
         "commands.doctor",
