@@ -105,15 +105,15 @@ pub(super) fn will_need(file: &File, from: u64, bytes: u64) {
 /// Whether the system keeps all of a part of `file` in memory; no where it does not say.
 #[allow(unsafe_code, reason = "the standard library does not tell")]
 pub(super) fn is_cached(file: &File, from: u64, bytes: u64) -> bool {
-    /// `cachestat` of Linux 6.5, a number that all architectures share.
-    const CACHESTAT: libc::c_long = 451;
     const PAGE_BYTES: u64 = 4096;
-    let range = [from, bytes];
     // Pages that are cached, dirty, being written, evicted, evicted recently.
     let mut pages = [0u64; 5];
     #[cfg(target_os = "linux")]
     // SAFETY: the system reads `range` and writes `pages`, which are as long as its structures.
     unsafe {
+        /// `cachestat` of Linux 6.5, a number that all architectures share.
+        const CACHESTAT: libc::c_long = 451;
+        let range = [from, bytes];
         libc::syscall(CACHESTAT, file.as_raw_fd(), range.as_ptr(), pages.as_mut_ptr(), 0);
     }
     let last = from + bytes.max(1) - 1;

@@ -19,6 +19,12 @@ const MIN_BYTES: usize = 128 << 10;
 /// Most bytes that go through a window where they could not be read in place.
 const WINDOW_BYTES: usize = 1 << 20;
 
+#[cfg(target_os = "linux")]
+const DIRECT: libc::c_int = libc::O_DIRECT;
+/// Others have no such flag, nor the folder that files are opened anew by.
+#[cfg(not(target_os = "linux"))]
+const DIRECT: libc::c_int = 0;
+
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(4096))]
 struct Page([u8; ALIGN]);
@@ -73,12 +79,9 @@ pub struct PastCache(File);
 impl PastCache {
     /// None where the system or the file system has no such way.
     pub fn of(file: &File) -> Option<Self> {
-        if !cfg!(target_os = "linux") {
-            return None;
-        }
         // By its descriptor, so that it is the same file whatever its name means by now.
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let opened = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path);
+        let opened = std::fs::OpenOptions::new().read(true).custom_flags(DIRECT).open(path);
         opened.ok().map(Self)
     }
 
@@ -91,7 +94,8 @@ impl PastCache {
     pub fn read_exact_at(&self, mut out: &mut [u8], mut at: u64) -> Result<()> {
         while !out.is_empty() {
             let whole = out.len() - out.len() % ALIGN;
-            let is_aligned = at.is_multiple_of(ALIGN as u64) && out.as_ptr().addr() % ALIGN == 0;
+            let is_aligned =
+                at.is_multiple_of(ALIGN as u64) && out.as_ptr().addr().is_multiple_of(ALIGN);
             let n = if is_aligned && whole > 0 {
                 self.0.read_at(&mut out[..whole], at)?
             } else {
@@ -138,7 +142,7 @@ mod tests {
 
     #[test]
     fn whatever_the_alignment_the_bytes_are_the_files() {
-        let content: Vec<u8> = (0..3 * WINDOW_BYTES + 777).map(|i| (i * i >> 7) as u8).collect();
+        let content: Vec<u8> = (0..3 * WINDOW_BYTES + 777).map(|i| ((i * i) >> 7) as u8).collect();
         let mut file = tempfile::tempfile().expect("a file");
         std::io::Write::write_all(&mut file, &content).expect("room");
         // The plain file stands for file systems that have no other way.

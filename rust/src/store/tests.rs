@@ -266,8 +266,9 @@ fn bytes_are_the_same_through_the_page_cache_and_past_it() {
 fn a_file_changed_after_it_was_opened_is_not_computed_with() {
     use std::os::unix::fs::FileExt as _;
 
-    let content = [1.0; 1 << 18];
     type Change = fn(&std::fs::File, u64);
+
+    let content = vec![1.0; 1 << 18];
     let changes: [Change; 2] = [
         |file, bytes| file.write_all_at(&[7], bytes - 1).expect("it is written to"),
         |file, bytes| file.set_len(bytes + 1).expect("it is lengthened"),
