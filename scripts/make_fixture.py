@@ -338,7 +338,11 @@ def make(args: argparse.Namespace) -> int:
     tokenizer = make_tokenizer(fields["vocab_size"])
     live = tokenizer.get_vocab_size()
     eos = tokenizer.token_to_id(SPECIAL[2])
-    config = transformers.CONFIG_MAPPING[library_name](**fields, eos_token_id=eos)
+    try:
+        config = transformers.CONFIG_MAPPING[library_name](**fields, eos_token_id=eos)
+    except Exception as error:  # its kinds are the library's own
+        reason = str(error).splitlines()[-1].strip()
+        raise SystemExit(f"{args.family}: transformers refuses these values: {reason}") from None
     folder: Path = args.folder
     folder.mkdir(parents=True)
     reader = save_tokenizer(tokenizer, folder)
