@@ -232,6 +232,7 @@ def examine(
     ctx: int | None,
     slots: int,
     threads: int | None,
+    state_dir: str | None = None,
 ) -> str:
     """What is in the way of an engine with these options, found by its own loader.
 
@@ -248,6 +249,18 @@ def measure_disk(
     """How fast the model's files are read in the engine's pieces, as a JSON object.
 
     Takes at most ``seconds``; ``progress`` is called with milliseconds.
+    """
+
+def measure_weights(
+    path: str,
+    model_dirs: str | None,
+    threads: int | None,
+    seconds: float,
+    progress: Callable[[str, int, int], object],
+) -> str:
+    """How many bytes of the model's own weights the kernels multiply in a second, as a JSON object.
+
+    Loads at most 128 MiB of dense matrices and as much of experts, and takes ``seconds`` for each.
     """
 
 def check_contents(

@@ -23,6 +23,8 @@ MODEL_HELP = (
     "variable COLI_MODEL says, else demo"
 )
 MAX_SLOTS = 16
+# Of the server; what the other commands say of memory is about the same.
+DEFAULT_SLOTS = 4
 # As shells report a command that ended by Ctrl-C.
 EXIT_INTERRUPTED = 130
 
@@ -175,6 +177,16 @@ def _sampling_arguments(parser: argparse.ArgumentParser, *, max_tokens: str) -> 
     )
 
 
+def _slots_argument(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--slots",
+        type=_integer(1, MAX_SLOTS),
+        default=DEFAULT_SLOTS,
+        metavar="N",
+        help=f"requests that run at once, each with its own KV memory (default: {DEFAULT_SLOTS})",
+    )
+
+
 def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     _engine_arguments(parser)
@@ -189,13 +201,7 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PORT",
         help="port to listen on; 0 takes any free one (default: 8000)",
     )
-    group.add_argument(
-        "--slots",
-        type=_integer(1, MAX_SLOTS),
-        default=4,
-        metavar="N",
-        help="requests that run at once, each with its own KV memory (default: 4)",
-    )
+    _slots_argument(group)
     group.add_argument(
         "--max-queue",
         type=_integer(0, 100_000),
@@ -452,18 +458,18 @@ def make_parser() -> argparse.ArgumentParser:
         "--chat", dest="as_chat", action="store_true", help="ask it, by the model's chat template"
     )
     run.set_defaults(as_chat=False)
-    _engine_arguments(run)
-    _sampling_arguments(run, max_tokens="256")
-
-    info = commands.add_parser("info", help="say what a model folder holds")
-    info.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
-    info.add_argument("--json", action="store_true", help="as JSON")
     run.add_argument(
         "--stats",
         action="store_true",
         help="then say on stderr what it cost: speed, time by phase, where experts were, memory, "
         "and what limits it",
     )
+    _engine_arguments(run)
+    _sampling_arguments(run, max_tokens="256")
+
+    info = commands.add_parser("info", help="say what a model folder holds")
+    info.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    info.add_argument("--json", action="store_true", help="as JSON")
 
     doctor = commands.add_parser(
         "doctor",
@@ -478,6 +484,17 @@ def make_parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--json", action="store_true", help="as JSON")
     _engine_arguments(doctor)
+    doctor.set_defaults(slots=DEFAULT_SLOTS)
+
+    plan = commands.add_parser(
+        "plan",
+        help="say what of a model would be in memory and how fast it may be, without loading it; "
+        "exit code 1 if it does not fit",
+    )
+    plan.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    plan.add_argument("--json", action="store_true", help="as JSON")
+    _engine_arguments(plan)
+    _slots_argument(plan)
 
     convert = commands.add_parser(
         "convert",
@@ -526,6 +543,7 @@ _MODULES = {
     "run": "run",
     "info": "info",
     "doctor": "doctor",
+    "plan": "plan",
     "convert": "convert",
     "bench": "bench",
     "trace": "trace",

@@ -12,6 +12,7 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 use crate::cpu::Isa;
 use crate::engine::{Engine, MAX_PREFILL_CHUNK};
 use crate::error::{Error, Result, one_line};
+use crate::experts::history;
 use crate::legacy::{self, Chat, LegacyOptions};
 use crate::mux::{self, SessionOptions, Wire};
 use crate::runner::RunnerOptions;
@@ -283,17 +284,12 @@ fn main(args: &[String]) -> i32 {
     }
 }
 
-/// The model's folder, or the one for this model in the folder that was asked for.
+/// Where what is remembered of the model is kept; the folder is there then.
 fn state_dir(args: &Args, model: &Path) -> Result<PathBuf> {
-    let Some(asked) = args.state_dir.as_ref().filter(|dir| !dir.as_os_str().is_empty()) else {
-        return Ok(model.to_owned());
-    };
-    let whole = std::fs::canonicalize(model).map_err(|e| Error::io(model, e))?;
-    let name = whole.file_name().unwrap_or_default().to_string_lossy();
-    // Models of the same name lie in different folders.
-    let hash = blake3::hash(whole.as_os_str().as_encoded_bytes()).to_hex();
-    let dir = asked.join(format!("{name}-{}", &hash[..8]));
-    std::fs::create_dir_all(&dir).map_err(|e| Error::io(&dir, e))?;
+    let dir = history::state_dir(args.state_dir.as_ref().map(|dir| dir.as_os_str()), model)?;
+    if dir != model {
+        std::fs::create_dir_all(&dir).map_err(|e| Error::io(&dir, e))?;
+    }
     Ok(dir)
 }
 

@@ -5,6 +5,8 @@
 
 mod contents;
 mod disk;
+mod placement;
+mod weights;
 
 use std::path::Path;
 
@@ -12,13 +14,13 @@ use serde_json::{Value, json};
 
 pub use contents::check_contents;
 pub use disk::measure_disk;
+pub use weights::measure_weights;
 
-use crate::cpu::{self, Isa, Memory};
+use crate::cpu::{self, Isa};
 use crate::engine::{check_vocabulary, load_tokenizer};
-use crate::error::{Error, human_bytes, one_line};
-use crate::experts::ExpertSource;
-use crate::model::{Model, Survey};
-use crate::runner::{self, DEFAULT_CTX, RunnerOptions};
+use crate::error::{Error, one_line};
+use crate::model::Survey;
+use crate::runner::{DEFAULT_CTX, RunnerOptions};
 use crate::store::Catalog;
 
 /// What to do about a file that cannot be used, where nothing better is known.
@@ -100,8 +102,8 @@ pub fn examine(dir: &Path, options: &RunnerOptions) -> Value {
                     errors.extend(check_vocabulary(dir, tokenizer, model.decoder.vocab()).err());
                 }
                 if errors.is_empty() {
-                    let dense = survey.dense_ram_bytes();
-                    memory = judge_memory(model, dense, options, &mut errors, &mut findings);
+                    memory =
+                        placement::place(dir, &survey, model, options, &mut errors, &mut findings);
                 }
             }
         }
@@ -131,55 +133,6 @@ fn told_files(catalog: &Catalog) -> Value {
         "tensors_with_hash": with_digest.count(),
         "dense_bytes": bytes(false),
         "expert_bytes": bytes(true),
-    })
-}
-
-/// What the model takes of the memory that an engine of these options would have.
-fn judge_memory(
-    model: &Model,
-    dense: u64,
-    options: &RunnerOptions,
-    errors: &mut Vec<Error>,
-    findings: &mut Vec<Finding>,
-) -> Value {
-    let memory = Memory::read();
-    let ctx = options.ctx.unwrap_or(DEFAULT_CTX).min(model.max_positions);
-    let conversation = runner::conversation_bytes(&model.layouts(), ctx);
-    let conversations = conversation * options.slots as u64;
-    let sum = |size: fn(&ExpertSource) -> u64| model.experts.iter().map(size).sum::<u64>();
-    let largest = |size: fn(&ExpertSource) -> u64| model.experts.iter().map(size).max();
-    let floor = largest(ExpertSource::ram_bytes).unwrap_or(0) * model.top_k as u64;
-    let resident = cpu::resident_bytes() + dense;
-    // What is available once the dense part is loaded.
-    let left = memory.available_bytes.saturating_sub(dense);
-    let shares = runner::Shares::of(options, memory.available_bytes, left, resident, conversations);
-    let placed = runner::refuse_hopeless_budget(dense, &shares)
-        .and_then(|()| runner::place_experts(model, &shares, conversations, options.expert_slots));
-    let kept = shares.for_experts();
-    let all = sum(ExpertSource::ram_bytes);
-    match placed {
-        Err(error) => errors.push(error),
-        Ok(_) if all > kept => findings.push(Finding::note(format!(
-            "{} of {} of routed experts fit in memory; the others are read when needed",
-            human_bytes(kept),
-            human_bytes(all)
-        ))),
-        Ok(_) => {}
-    }
-    json!({
-        "total_bytes": memory.total_bytes,
-        "available_bytes": memory.available_bytes,
-        "cgroup_limit_bytes": cpu::cgroup_memory().map(|(limit, _)| limit),
-        "ctx": ctx,
-        "slots": options.slots,
-        "dense_bytes": dense,
-        "conversation_bytes": conversation,
-        "expert_floor_bytes": floor,
-        "needed_bytes": dense + conversations + floor,
-        "experts_bytes": all,
-        "experts_kept_bytes": kept.min(all),
-        "expert_read_bytes_per_token": largest(ExpertSource::disk_bytes).unwrap_or(0)
-            * (model.top_k * model.sparse_layers.len()) as u64,
     })
 }
 

@@ -30,6 +30,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(doctor::examine, module)?)?;
     module.add_function(wrap_pyfunction!(doctor::measure_disk, module)?)?;
     module.add_function(wrap_pyfunction!(doctor::check_contents, module)?)?;
+    module.add_function(wrap_pyfunction!(doctor::measure_weights, module)?)?;
     module.add_class::<sampling::Sampling>()?;
     module.add_function(wrap_pyfunction!(sampling::draw, module)?)?;
     module.add_class::<convert::PyConversion>()?;

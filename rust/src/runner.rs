@@ -226,6 +226,16 @@ impl Runner {
     }
 }
 
+/// What `state_dir` remembers of the use of the experts of `model` in `dir`.
+///
+/// # Errors
+/// Those of its configuration.
+pub fn history_of(state_dir: &Path, dir: &Path, model: &Model) -> Result<History> {
+    let family = Config::open(dir)?.model_type()?.to_owned();
+    let n_layers = model.decoder.layers.len();
+    Ok(History::new(state_dir, &family, n_layers, &model.sparse_layers, model.n_experts))
+}
+
 /// Finds the history of the model in `dir` and takes in what it holds.
 fn remember(
     state_dir: &Path,
@@ -234,9 +244,7 @@ fn remember(
     experts: &mut ExpertStore,
     notices: &mut Vec<String>,
 ) -> Result<History> {
-    let family = Config::open(dir)?.model_type()?.to_owned();
-    let n_layers = model.decoder.layers.len();
-    let history = History::new(state_dir, &family, n_layers, &model.sparse_layers, model.n_experts);
+    let history = history_of(state_dir, dir, model)?;
     match history.read() {
         Ok(Some(counts)) => experts.remember(&counts),
         Ok(None) => {}

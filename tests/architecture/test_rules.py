@@ -77,7 +77,7 @@ def test_links_in_documents_lead_somewhere() -> None:
 # A module may import modules of its own and of lower levels.
 PYTHON_LEVELS = [
     {"decimals", "errors", "quality", "quality.figures"},
-    {"costs", "conformance", "conformance.transcript", "conformance.verdict"},
+    {"costs", "forecast", "conformance", "conformance.transcript", "conformance.verdict"},
     {
         "arguments",
         "find_engine",
@@ -129,6 +129,7 @@ PYTHON_LEVELS = [
         "commands.info",
         "commands.trace",
     },
+    {"commands.plan"},
     {"cli"},
     {"__init__", "__main__", "_engine_entry", "_template_worker"},
 ]
@@ -195,6 +196,7 @@ def test_who_may_import_what() -> None:
         "commands.bench.quality",
         "commands.convert",
         "commands.doctor",
+        "commands.plan",
         "prompt",
         "_template_worker",
     }

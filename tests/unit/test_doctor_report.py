@@ -11,6 +11,7 @@ MEMORY: dict[str, Any] = {
     "available_bytes": 60_000_000_000,
     "cgroup_limit_bytes": None,
     "ctx": 4096,
+    "slots": 1,
     "dense_bytes": 11_000_000_000,
     "conversation_bytes": 400_000_000,
     "expert_floor_bytes": 150_000_000,
@@ -44,6 +45,8 @@ def test_memory_is_told_in_sums() -> None:
         "150.0 MB for the experts of one token",
         "there is room for 42.0 GB of 360.0 GB of experts",
     ]
+    four = memory_lines(MEMORY | {"slots": 4, "needed_bytes": 12_750_000_000})
+    assert "12.8 GB are needed: 11.0 GB dense, 1.6 GB for 4 conversations of 4,096 tok" in four[1]
     limited = memory_lines(MEMORY | {"cgroup_limit_bytes": 32_000_000_000, "experts_bytes": 0})
     assert limited == [
         "60.0 GB of 64.0 GB are available, limited to 32.0 GB by the cgroup",

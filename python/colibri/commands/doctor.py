@@ -10,6 +10,7 @@ from typing import Any
 
 from colibri import _core
 from colibri.commands.console import ProgressLine, readable_bytes
+from colibri.engine_process import EngineConfig
 from colibri.errors import ModelError
 from colibri.models import model_dirs, read_model, resolve_model
 from colibri.prompt import PromptRenderer
@@ -34,23 +35,17 @@ def run(args: argparse.Namespace) -> int:
 
 def examine(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Returns what the engine finds, with what only this package reads."""
-    dirs = model_dirs()
-    report: dict[str, Any] = json.loads(
-        _core.examine(
-            str(folder), dirs, ram_gb=args.ram, ctx=args.ctx, slots=1, threads=args.threads
-        )
-    )
+    report = engine_report(folder, args)
     findings = report["findings"]
     findings += template_findings(folder)
     report |= {"disk": None, "deep": args.deep}
     if report["files"] is not None:
         progress = ProgressLine()
         try:
-            report["disk"] = json.loads(
-                _core.measure_disk(str(folder), dirs, DISK_S, _on(progress, str, " ms"))
-            )
+            report["disk"] = measure_disk(folder, DISK_S, progress)
             if args.deep:
-                found = _core.check_contents(str(folder), dirs, _on(progress, readable_bytes))
+                tell = on_progress(progress, readable_bytes)
+                found = _core.check_contents(str(folder), model_dirs(), tell)
                 told = {finding["text"] for finding in findings}
                 findings += [f for f in json.loads(found) if f["text"] not in told]
         except _core.ColibriCoreError as error:
@@ -60,6 +55,34 @@ def examine(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     order = ("error", "warning", "note")
     findings.sort(key=lambda finding: order.index(finding["severity"]))
     return report
+
+
+def engine_report(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Returns what the engine finds that these arguments start."""
+    report: dict[str, Any] = json.loads(
+        _core.examine(
+            str(folder),
+            model_dirs(),
+            ram_gb=args.ram,
+            ctx=args.ctx,
+            slots=args.slots,
+            threads=args.threads,
+            state_dir=EngineConfig(folder).environment().get("COLIBRI_STATE_DIR"),
+        )
+    )
+    return report
+
+
+def measure_disk(folder: Path, seconds: float, progress: ProgressLine) -> dict[str, Any]:
+    """Returns how fast the files are read.
+
+    Raises:
+        ColibriCoreError: they cannot be.
+    """
+    measured: dict[str, Any] = json.loads(
+        _core.measure_disk(str(folder), model_dirs(), seconds, on_progress(progress, str, " ms"))
+    )
+    return measured
 
 
 def template_findings(folder: Path) -> list[dict[str, Any]]:
@@ -82,9 +105,11 @@ def _finding(severity: str, text: str, hint: str | None) -> dict[str, Any]:
     return {"severity": severity, "text": text, "hint": hint}
 
 
-def _on(
+def on_progress(
     progress: ProgressLine, unit: Callable[[int], str], note: str = ""
 ) -> Callable[[str, int, int], None]:
+    """Returns what shows how far a measurement is."""
+
     def update(stage: str, done: int, total: int) -> None:
         progress.update(stage, done, total, unit, note)
 
@@ -104,12 +129,19 @@ def lines(report: dict[str, Any]) -> list[str]:
     machine = report["machine"]
     threads, allowed = machine["threads"], machine["threads_allowed"]
     out.append(f"  machine: {machine['cpu']}, {machine['isa']}, {threads} of {allowed} threads")
-    for finding in report["findings"]:
-        hint = f"; {finding['hint']}" if finding["hint"] else ""
-        out.append(f"{finding['severity']}: {finding['text']}{hint}")
+    out += finding_lines(report["findings"])
     if not any(finding["severity"] == "error" for finding in report["findings"]):
         out.append("nothing is in the way of running this model")
     return out
+
+
+def finding_lines(findings: list[dict[str, Any]]) -> list[str]:
+    """Returns a line for each finding."""
+    hints = [f"; {found['hint']}" if found["hint"] else "" for found in findings]
+    return [
+        f"{found['severity']}: {found['text']}{hint}"
+        for found, hint in zip(findings, hints, strict=True)
+    ]
 
 
 def memory_lines(memory: dict[str, Any]) -> list[str]:
@@ -120,8 +152,10 @@ def memory_lines(memory: dict[str, Any]) -> list[str]:
     there += f", limited to {readable_bytes(limit)} by the cgroup" if limit else ""
     needs = f"{readable_bytes(memory['needed_bytes'])} are needed: "
     needs += f"{readable_bytes(memory['dense_bytes'])} dense, "
-    needs += f"{readable_bytes(memory['conversation_bytes'])} for a conversation of "
-    needs += f"{memory['ctx']:,} tokens"
+    slots = memory["slots"]
+    needs += f"{readable_bytes(slots * memory['conversation_bytes'])} for "
+    needs += "a conversation" if slots == 1 else f"{slots} conversations"
+    needs += f" of {memory['ctx']:,} tokens"
     if not memory["experts_bytes"]:
         return [there, needs]
     needs += f", {readable_bytes(memory['expert_floor_bytes'])} for the experts of one token"

@@ -4,10 +4,11 @@
 //! <experts>` and `-2 <version> <engine>`, FNV-1a of the family's name. A file of another model, or
 //! one that is damaged, is of no use and never an error: what it holds decides speed alone.
 
+use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::store::output::Output;
 use crate::store::{is_there, read_capped};
 
@@ -16,6 +17,22 @@ pub const HISTORY: &str = ".coli_usage";
 const VERSION: i64 = 1;
 /// Longest file that is read.
 const MAX_BYTES: u64 = 64 << 20;
+
+/// The folder of the history of the model in `model`: that one, or one for this model in the folder
+/// that was `asked` for.
+///
+/// # Errors
+/// [`Error::Io`] if there is no such model folder.
+pub fn state_dir(asked: Option<&OsStr>, model: &Path) -> Result<PathBuf> {
+    let Some(asked) = asked.filter(|dir| !dir.is_empty()).map(Path::new) else {
+        return Ok(model.to_owned());
+    };
+    let whole = std::fs::canonicalize(model).map_err(|e| Error::io(model, e))?;
+    let name = whole.file_name().unwrap_or_default().to_string_lossy();
+    // Models of the same name lie in different folders.
+    let hash = blake3::hash(whole.as_os_str().as_encoded_bytes()).to_hex();
+    Ok(asked.join(format!("{name}-{}", &hash[..8])))
+}
 
 /// Where the counts of a model are kept, and what they must fit.
 #[derive(Clone, Debug)]

@@ -63,6 +63,11 @@ impl Findings {
     }
 }
 
+/// Whether the matrix `name` is the embedding of tokens, of which a token takes one row.
+fn is_embedding(name: &str) -> bool {
+    name.ends_with(".embed_tokens")
+}
+
 /// A model that was looked through and can be loaded if nothing is wrong with it.
 pub struct Survey {
     config: Config,
@@ -138,6 +143,24 @@ impl Survey {
     /// Bytes that the dense part takes in memory.
     pub fn dense_ram_bytes(&self) -> u64 {
         self.findings.ram_bytes
+    }
+
+    /// Bytes of the dense part that computing a token of `model` reads: all, but of an embedding that
+    /// is no output head.
+    pub fn dense_bytes_per_token(&self, model: &Model) -> u64 {
+        let mut embeddings = self.findings.matrices.iter().filter(|(name, _)| is_embedding(name));
+        match embeddings.next() {
+            Some((_, source)) if model.decoder.head.is_some() => {
+                self.findings.ram_bytes.saturating_sub(source.ram_bytes() as u64)
+            }
+            _ => self.findings.ram_bytes,
+        }
+    }
+
+    /// Where the dense part's matrices are, but for the embedding.
+    pub fn layer_matrices(&self) -> Vec<&MatrixSource> {
+        let matrices = self.findings.matrices.iter().filter(|(name, _)| !is_embedding(name));
+        matrices.map(|(_, source)| source).collect()
     }
 
     /// Bytes of the files that loading reads.

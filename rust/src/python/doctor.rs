@@ -1,19 +1,24 @@
 //! What `colibri doctor` asks.
 
+use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use super::convert::with_progress;
 use crate::doctor;
 use crate::error::Error;
-use crate::runner::RunnerOptions;
+use crate::experts::history;
+use crate::model::Survey;
+use crate::runner::{DEFAULT_CTX, RunnerOptions};
 use crate::store::{Catalog, split_dirs};
 
 /// See `colibri._core.examine` in the stub file.
 #[pyfunction]
-#[pyo3(signature = (path, model_dirs, *, ram_gb, ctx, slots, threads))]
+#[pyo3(signature = (path, model_dirs, *, ram_gb, ctx, slots, threads, state_dir=None))]
+#[allow(clippy::too_many_arguments, reason = "what the stub file says")]
 pub fn examine(
     py: Python<'_>,
     path: &str,
@@ -22,6 +27,7 @@ pub fn examine(
     ctx: Option<usize>,
     slots: usize,
     threads: Option<usize>,
+    state_dir: Option<OsString>,
 ) -> String {
     let options = RunnerOptions {
         ctx,
@@ -29,6 +35,7 @@ pub fn examine(
         ram_bytes: ram_gb.map(|gb| (gb * 1e9) as u64),
         threads,
         more_dirs: model_dirs.map(split_dirs).unwrap_or_default(),
+        state_dir: history::state_dir(state_dir.as_deref(), Path::new(path)).ok(),
         ..RunnerOptions::default()
     };
     py.detach(|| doctor::examine(Path::new(path), &options)).to_string()
@@ -43,8 +50,7 @@ pub fn measure_disk(
     seconds: f64,
     progress: Py<PyAny>,
 ) -> PyResult<String> {
-    let limit = Duration::try_from_secs_f64(seconds)
-        .map_err(|e| pyo3::exceptions::PyValueError::new_err(e.to_string()))?;
+    let limit = duration(seconds)?;
     with_progress(py, &progress, |tell| {
         let catalog = open(path, model_dirs)?;
         Ok(doctor::measure_disk(&catalog, limit, &mut |done, total| {
@@ -52,6 +58,31 @@ pub fn measure_disk(
         })?
         .to_string())
     })
+}
+
+/// See `colibri._core.measure_weights` in the stub file.
+#[pyfunction]
+pub fn measure_weights(
+    py: Python<'_>,
+    path: &str,
+    model_dirs: Option<&str>,
+    threads: Option<usize>,
+    seconds: f64,
+    progress: Py<PyAny>,
+) -> PyResult<String> {
+    let limit = duration(seconds)?;
+    with_progress(py, &progress, |tell| {
+        let more = model_dirs.map(split_dirs).unwrap_or_default();
+        let survey = Survey::begin(Path::new(path), &more, DEFAULT_CTX, false)?.whole()?;
+        Ok(doctor::measure_weights(&survey, threads, limit, &mut |done, total| {
+            tell("measuring the kernels", done, total)
+        })?
+        .to_string())
+    })
+}
+
+fn duration(seconds: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(seconds).map_err(|e| PyValueError::new_err(e.to_string()))
 }
 
 /// See `colibri._core.check_contents` in the stub file.

@@ -1,0 +1,126 @@
+"""``colibri plan`` beside the engine: the same figures, before loading and after."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from colibri import _core
+from colibri.engine import Engine
+from colibri.engine_process import EngineConfig
+from colibri.models import demo_folder
+from processes import colibri as command
+
+ORACLE = Path(__file__).parents[1] / "data" / "oracle"
+FAMILIES = ["glm4_moe_lite", "gpt_oss", "llama", "qwen3_next"]
+
+
+def planned(*args: str) -> dict[str, Any]:
+    # On a busy machine, progress is told on stderr.
+    done = command("plan", "--json", *args)
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+async def started(folder: Path, slots: int, ctx: int) -> dict[str, str]:
+    """What the engine says of itself once it has loaded."""
+    engine = Engine(EngineConfig(model=folder, ctx=ctx, slots=slots, ram_gb=None, threads=1))
+    engine.start()
+    try:
+        await engine.wait_ready()
+        return engine.caps
+    finally:
+        await engine.stop()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_is_planned_is_what_the_engine_does(name: str, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(ORACLE / name, tmp_path / name))
+    report = planned("--slots", "3", "--ctx", "64", str(folder))
+    memory = report["memory"]
+    caps = asyncio.run(started(folder, 3, 64))
+    assert memory["dense_bytes"] == int(caps["dense_ram"])
+    assert memory["slots"] * memory["conversation_bytes"] == int(caps["conversations_ram"])
+    assert memory["experts_kept_bytes"] == int(caps["experts_ram"])
+    assert memory["experts_kept"] == memory["experts"]
+    assert memory["fits"]
+    assert report["served"]["uniform"] == 1.0
+    assert 0 < memory["token"]["dense_bytes"] <= memory["dense_bytes"]
+    assert (memory["token"]["expert_bytes"] > 0) == (memory["experts"] > 0)
+    least, most = report["prediction"]["tokens_per_second"]
+    assert 0 < least <= most
+    assert report["prediction"]["read_bytes_per_token"] == [0, 0]
+
+
+def test_a_budget_leaves_some_experts_on_disk_and_history_says_which_are_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLIBRI_STATE_DIR", raising=False)
+    folder = Path(shutil.copytree(demo_folder(), tmp_path / "model"))
+    everything = planned("--slots", "1", "--ctx", "256", str(folder))["memory"]
+    # Room for about half of the experts beside the rest.
+    half = everything["experts_bytes"] // 2
+    bytes_before = everything["dense_bytes"] + everything["conversation_bytes"]
+    ram = (everything["process_bytes"] + bytes_before + half) / 1e9
+    args = ["--slots", "1", "--ctx", "256", "--ram", f"{ram:.6f}", str(folder)]
+    memory = planned(*args)["memory"]
+    assert 0 < memory["experts_kept"] < memory["experts"] == 160
+    assert memory["history"] is None
+    kept = memory["experts_kept_bytes"] / memory["experts_bytes"]
+    # The size of the process differs a little from one start to the next.
+    assert kept == pytest.approx(0.5, abs=0.25)
+    # Twelve experts of the first sparse layer, without the lines that say of which model.
+    told = json.loads(_core.describe(str(folder), None))
+    layer = told["layers"] - told["sparse_layers"]
+    uses = [(0, 45), (1, 45)] + [(expert, 1) for expert in range(2, 12)]
+    history = "".join(f"{layer} {expert} {count}\n" for expert, count in uses)
+    (folder / ".coli_usage").write_text(history, encoding="utf-8")
+    report = planned(*args)
+    assert report["memory"]["history"] == {"uses": 100, "served": 100}
+    assert report["served"]["history"] == 1.0
+    # It is looked for where the engine would.
+    monkeypatch.setenv("COLIBRI_STATE_DIR", str(tmp_path / "state"))
+    assert planned(*args)["memory"]["history"] is None
+
+
+def test_what_does_not_fit_is_told_with_what_would() -> None:
+    done = command("plan", "--ram", "0.02", "demo")
+    assert (done.returncode, done.stderr) == (1, "")
+    lines = done.stdout.splitlines()
+    [fits] = [line for line in lines if line.startswith("  fits:")]
+    assert fits.split(maxsplit=2)[1] == "no;"
+    assert lines[-1].startswith("error: cannot ")
+    assert "predicted" not in done.stdout
+
+
+def test_a_model_that_is_not_whole_is_not_planned(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(ORACLE / "llama", tmp_path / "model"))
+    (folder / "model.safetensors").unlink()
+    done = command("plan", str(folder))
+    assert done.returncode == 1
+    assert any(line.startswith("error: ") for line in done.stdout.splitlines())
+
+
+def test_the_plan_for_people_has_the_same_figures() -> None:
+    done = command("plan", "demo")
+    assert done.returncode == 0, done.stderr
+    names = [line.split(":")[0].strip() for line in done.stdout.splitlines()[1:]]
+    assert names == [
+        "memory",
+        "dense",
+        "conversations",
+        "experts",
+        "fits",
+        "served",
+        "a token",
+        "disk",
+        "kernels",
+        "reads",
+        "speed",
+    ]
