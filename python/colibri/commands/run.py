@@ -88,8 +88,9 @@ async def _run(args: argparse.Namespace, text: str) -> None:
         prompt = sampling(args, model, engine, text)
         async with Generation(engine, Admission(1, 0), prompt) as generation:
             await write_answer(generation, progress)
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+            # Before the engine ends, whose last words would stand on the same line.
+            sys.stdout.write("\n")
+            sys.stdout.flush()
 
 
 def run(args: argparse.Namespace) -> int:
