@@ -136,6 +136,11 @@ def test_the_commands_record_replay_and_compare(
     for row in rows:
         assert 0 <= row["lru"] <= row["optimal"] <= 1
         assert set(RULES) < set(row)
+    nowhere = str(tmp_path / "none" / "t.npz")
+    record = ["trace", "record", "demo", "--text", str(HELD_OUT), "--tokens", "2", "-o"]
+    for target, said in ((nowhere, "none: no such folder"), ("/dev/full", "/dev/full: No space")):
+        assert main([*record, target]) == 1
+        assert said in capsys.readouterr().err
     assert main(["trace", "compare", path]) == 0
     assert capsys.readouterr().out.count("\n| held-out |") == 4
     for wrong in (["replay", path, "--slots", "3"], ["compare", str(HELD_OUT)]):

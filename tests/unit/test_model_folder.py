@@ -163,9 +163,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, name: str, k
 
 @pytest.mark.parametrize("name", SMALL_FILES)
 @pytest.mark.parametrize("target", ["nothing", "itself"])
-def test_a_link_to_nothing_is_not_taken_for_absence(
-    tmp_path: Path, name: str, target: str
-) -> None:
+def test_a_link_to_nothing_is_not_taken_for_absence(tmp_path: Path, name: str, target: str) -> None:
     path = folder(tmp_path)
     (path / name).unlink(missing_ok=True)
     (path / name).symlink_to(name if target == "itself" else target)
