@@ -47,7 +47,8 @@ def real(name: str, value: Any, low: float, high: float, *, above_low: bool = Fa
     except OverflowError:
         number = math.inf
     if not low <= number <= high or (above_low and number == low):
-        bound = f"above {low:g}, at most {high:g}" if above_low else f"from {low:g} to {high:g}"
+        most = f"{high:,.15g}"
+        bound = f"above {low:g}, at most {most}" if above_low else f"from {low:g} to {most}"
         raise ValueError(f"{name} must be {bound}, not {number}")
     return number + 0.0
 

@@ -72,7 +72,8 @@ def _number(low: float, high: float, *, above_low: bool = False) -> Callable[[st
         except ValueError:
             raise argparse.ArgumentTypeError("must be a number") from None
         if not low <= value <= high or (above_low and value == low):
-            bound = f"above {low:g}, at most {high:g}" if above_low else f"from {low:g} to {high:g}"
+            most = f"{high:,.15g}"
+            bound = f"above {low:g}, at most {most}" if above_low else f"from {low:g} to {most}"
             raise argparse.ArgumentTypeError(f"must be {bound}")
         return value
 

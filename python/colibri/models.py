@@ -36,6 +36,8 @@ def resolve_model(name: str | None, *, environment: bool = True) -> Path:
         name = os.environ.get("COLI_MODEL") or None
         # Who sees the message may not have typed the path, nor know where it stands.
         said = f"COLI_MODEL={name}"
+    if name == "":
+        raise ModelError("the name of the model folder is empty")
     if name is None or (name == DEMO_NAME and not Path(name).exists()):
         folder = demo_folder()
         if not folder.is_dir():

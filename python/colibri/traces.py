@@ -63,11 +63,18 @@ class Trace:
         return hits / self.choices.size
 
     def save(self, path: Path) -> None:
-        """Writes the archive."""
-        with path.open("wb") as file:
-            np.savez_compressed(
-                file, choices=self.choices, experts=self.experts, model=np.array(self.model)
-            )
+        """Writes the archive.
+
+        Raises:
+            OSError: naming the file, which then holds no trace.
+        """
+        try:
+            with path.open("wb") as file:
+                np.savez_compressed(
+                    file, choices=self.choices, experts=self.experts, model=np.array(self.model)
+                )
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error
 
     @classmethod
     def load(cls, path: Path) -> Trace:

@@ -57,16 +57,16 @@ struct Args {
     #[arg(long, env = "SERVE", hide = true)]
     serve: Option<OsString>,
     /// Most tokens of a conversation [default: 4096, or less where the model was made for less]
-    #[arg(long, env = "CTX", value_parser = clap::value_parser!(u32).range(2..))]
+    #[arg(long, env = "CTX", value_parser = |text: &str| count(text, 2, u32::MAX))]
     ctx: Option<u32>,
     /// Conversations kept at the same time
-    #[arg(long, env = "KV_SLOTS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
+    #[arg(long, env = "KV_SLOTS", default_value_t = 1, value_parser = |text: &str| count(text, 1, 16))]
     slots: u32,
     /// Memory budget in GB (10^9 bytes) for weights, experts and conversations
     #[arg(long, env = "RAM_GB", value_name = "GB", value_parser = positive)]
     ram: Option<f64>,
     /// Worker threads
-    #[arg(long, env = "COLIBRI_THREADS", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, env = "COLIBRI_THREADS", value_parser = |text: &str| count(text, 1, 1024))]
     threads: Option<u32>,
     /// Instruction set: scalar, avx2, avxvnni, avx512, vnni, neon
     #[arg(long, env = "COLIBRI_ISA", value_parser = Isa::choose)]
@@ -85,10 +85,10 @@ struct Args {
     reads: Reads,
     /// Folder for what is remembered from one run to the next [default: the model's]
     #[arg(long, env = "COLIBRI_STATE_DIR", value_name = "DIR")]
-    state_dir: Option<PathBuf>,
+    state_dir: Option<OsString>,
     /// 1 reports the five most likely tokens with each token
-    #[arg(long, env = "SERVE_TOPK", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
-    serve_topk: u8,
+    #[arg(long, env = "SERVE_TOPK", default_value_t = 0, value_parser = |text: &str| count(text, 0, 1))]
+    serve_topk: u32,
     /// Records that are sent: all, those of the protocol's first version, or those that the
     /// gateway of the C engine understands
     #[arg(long, env = "COLIBRI_WIRE", value_enum, default_value_t)]
@@ -131,6 +131,11 @@ impl Protocol {
             args.serve.as_ref().map(|_| Self::Legacy)
         }
     }
+}
+
+fn count(text: &str, low: u32, high: u32) -> Result<u32, String> {
+    let fits = text.parse().ok().filter(|n| (low..=high).contains(n));
+    fits.ok_or_else(|| format!("must be an integer from {low} to {high}"))
 }
 
 fn positive(text: &str) -> Result<f64, String> {
@@ -233,15 +238,24 @@ fn variable_at_fault(error: &clap::Error, args: &[String]) -> Option<String> {
     (!typed).then(|| variable.to_owned())
 }
 
+/// What is said of a command line: an error and a hint, one line each.
+fn refusal(error: &clap::Error, args: &[String]) -> [String; 2] {
+    let text = error.to_string();
+    // What clap adds below is in `--help` too.
+    let error_line = one_line(text.split("\n\n").next().unwrap_or_default());
+    let hint = variable_at_fault(error, args).map_or_else(
+        || "hint: see 'colibri-engine --help'".into(),
+        |variable| format!("hint: the value is that of the environment variable {variable}"),
+    );
+    [error_line, hint]
+}
+
 fn main(args: &[String]) -> i32 {
     let args = match parse(args) {
         Ok(args) => args,
         Err(error) if error.use_stderr() => {
-            // A wrong value is one line; clap adds usage and hints to it.
-            let text = error.to_string();
-            eprint!("{text}");
-            if let Some(variable) = variable_at_fault(&error, args) {
-                eprintln!("hint: the value is that of the environment variable {variable}");
+            for line in refusal(&error, args) {
+                eprintln!("{line}");
             }
             return EXIT_USAGE;
         }
@@ -286,9 +300,12 @@ fn main(args: &[String]) -> i32 {
 
 /// Where what is remembered of the model is kept; the folder is there then.
 fn state_dir(args: &Args, model: &Path) -> Result<PathBuf> {
-    let dir = history::state_dir(args.state_dir.as_ref().map(|dir| dir.as_os_str()), model)?;
+    let dir = history::state_dir(args.state_dir.as_deref(), model)?;
     if dir != model {
-        std::fs::create_dir_all(&dir).map_err(|e| Error::io(&dir, e))?;
+        std::fs::create_dir_all(&dir).map_err(|e| Error::Setting {
+            name: "COLIBRI_STATE_DIR (--state-dir)".into(),
+            reason: format!("{}: {e}", dir.display()),
+        })?;
     }
     Ok(dir)
 }
@@ -416,6 +433,29 @@ mod tests {
             let error = parsed(&[&format!("--expert-slots={wrong}")]).expect_err("refused");
             assert!(error.to_string().contains("`all` or an integer"), "{error}");
         }
+    }
+
+    #[test]
+    fn what_is_refused_is_told_in_one_line() {
+        let wrong =
+            ["", "0", "-1", "1.5", "x", "1e400", "99999999999999999999", " 3 ", "3\n", "\u{2028}"];
+        for flag in ["--ctx", "--slots", "--threads", "--prefill-chunk", "--expert-slots"] {
+            for value in wrong {
+                let error = parsed(&[&format!("{flag}={value}")]).expect_err("refused");
+                let typed = [flag.to_owned()];
+                let [line, hint] = refusal(&error, &typed);
+                assert!(line.starts_with("error: ") && line.contains("an integer from"), "{line}");
+                assert!(!line.contains(['\n', '\u{2028}']), "{line:?}");
+                assert_eq!(hint, "hint: see 'colibri-engine --help'");
+                assert!(refusal(&error, &[])[1].contains("environment variable"), "{flag}");
+            }
+        }
+        for words in [&["--wire=x"][..], &["--nonsense"], &["--ram"], &["--ram=nan"], &["a", "b"]] {
+            let [line, _] = refusal(&parsed(words).expect_err("refused"), &[]);
+            assert!(line.starts_with("error: ") && !line.contains('\n'), "{line}");
+        }
+        let empty = parsed(&["--state-dir=", "m"]).expect("an empty variable is none");
+        assert_eq!(state_dir(&empty, Path::new("m")).expect("the model's"), Path::new("m"));
     }
 
     #[test]

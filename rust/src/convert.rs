@@ -143,6 +143,9 @@ impl Conversion {
     ) -> Result<(usize, usize)> {
         let src = canonical(self.catalog.dir())?;
         refuse_inside(dst, &src, &nearest_existing(dst)?)?;
+        if dst.exists() && !dst.is_dir() {
+            return Err(refuse(dst, "is no folder"));
+        }
         fs::create_dir_all(dst).map_err(|e| Error::io(dst, e))?;
         refuse_inside(dst, &src, &canonical(dst)?)?;
         let _lock = lock(dst)?;

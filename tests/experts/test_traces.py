@@ -109,6 +109,16 @@ def test_a_trace_survives_its_file_and_nothing_else_is_one(tmp_path: Path, told:
         np.savez(file, choices=np.full((1, 2, 3), 32, np.uint16), experts=32, model="x")
     with pytest.raises(UsageError, match="expert 32 of 32"):
         Trace.load(other)
+    for experts in (0, -1, 2**16 + 1, 2**62, 2**64):
+        with other.open("wb") as file:
+            np.savez(file, choices=np.zeros((1, 2, 3), np.uint16), experts=experts, model="x")
+        with pytest.raises(UsageError, match="no trace"):
+            Trace.load(other)
+    other.write_text("no archive", encoding="utf-8")
+    with pytest.raises(UsageError) as caught:
+        Trace.load(other)
+    assert caught.value.hint is not None
+    assert "pickle" not in caught.value.hint
 
 
 def test_the_commands_record_replay_and_compare(
@@ -126,6 +136,11 @@ def test_the_commands_record_replay_and_compare(
     for row in rows:
         assert 0 <= row["lru"] <= row["optimal"] <= 1
         assert set(RULES) < set(row)
+    nowhere = str(tmp_path / "none" / "t.npz")
+    record = ["trace", "record", "demo", "--text", str(HELD_OUT), "--tokens", "2", "-o"]
+    for target, said in ((nowhere, "none: no such folder"), ("/dev/full", "/dev/full: No space")):
+        assert main([*record, target]) == 1
+        assert said in capsys.readouterr().err
     assert main(["trace", "compare", path]) == 0
     assert capsys.readouterr().out.count("\n| held-out |") == 4
     for wrong in (["replay", path, "--slots", "3"], ["compare", str(HELD_OUT)]):

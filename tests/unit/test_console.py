@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import io
 
+import pytest
+
+from colibri.cli import report
 from colibri.commands.console import ProgressLine, printable
 from colibri.engine import EngineState
 
@@ -55,3 +58,8 @@ def test_control_characters_do_not_reach_a_terminal() -> None:
     text = "a\x1b[2Jb\x9bc\n\td\x7fü"
     assert printable(text, Terminal()) == "a\ufffd[2Jb\ufffdc\n\td\ufffdü"
     assert printable(text, io.StringIO()) == text
+
+
+def test_what_an_error_quotes_stays_on_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    report("a\x1b[2J\nb\u2028c\u202ed\udc80ü", "e\rf")
+    assert capsys.readouterr().err == "error: a [2J b c d ü\nhint: e f\n"

@@ -89,6 +89,11 @@ def test_the_template_is_what_the_server_would_use(tmp_path: Path) -> None:
     [broken] = template_findings(tmp_path)
     assert broken["severity"] == "warning"
     assert "chat template" in broken["text"]
+    for half in ('{"bos_token": "\\ud800"}', '{"eos_token": {"content": "\\ud800"}}'):
+        (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}", encoding="utf-8")
+        (tmp_path / "tokenizer_config.json").write_text(half, encoding="utf-8")
+        [unusable] = template_findings(tmp_path)
+        assert (unusable["severity"], "surrogate" in unusable["text"]) == ("warning", True)
     (tmp_path / "tokenizer_config.json").write_text("[", encoding="utf-8")
     [unreadable] = template_findings(tmp_path)
     assert unreadable["severity"] == "error"

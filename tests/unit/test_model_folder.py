@@ -161,6 +161,24 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, name: str, k
         read_model(path)
 
 
+@pytest.mark.parametrize("name", SMALL_FILES)
+@pytest.mark.parametrize("target", ["nothing", "itself"])
+def test_a_link_to_nothing_is_not_taken_for_absence(tmp_path: Path, name: str, target: str) -> None:
+    path = folder(tmp_path)
+    (path / name).unlink(missing_ok=True)
+    (path / name).symlink_to(name if target == "itself" else target)
+    with pytest.raises(ModelError, match=re.escape(name)):
+        read_model(path)
+    assert resolve_model(str(path)) == path
+
+
+@pytest.mark.parametrize("odd", [[], {}, None, 1, "x", True, [[]]])
+def test_templates_by_name_may_hold_anything(tmp_path: Path, odd: Any) -> None:
+    named = [odd, {"name": odd, "template": "N"}, {"name": "default", "template": odd}]
+    model = read_model(folder(tmp_path, tokenizer_config__json={"chat_template": named}))
+    assert model.template == (odd if isinstance(odd, str) else None)
+
+
 def test_no_more_than_the_limit_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("colibri.models.MAX_CONFIG_BYTES", 10)
     assert read_model(folder(tmp_path, chat_template__jinja="x" * 10)).template == "x" * 10

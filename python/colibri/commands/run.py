@@ -99,8 +99,9 @@ async def _run(args: argparse.Namespace, text: str) -> None:
             await write_answer(generation, progress)
             tiers = engine.telemetry.tiers
             parts = costs.memory(engine.caps, tiers.ram_gb if tiers else None)
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+            # Before the engine ends, whose last words would stand on the same line.
+            sys.stdout.write("\n")
+            sys.stdout.flush()
     if args.stats:
         told = generation.result.colibri
         print("\n".join(stats_lines(told["stats"], told["perf"], parts)), file=sys.stderr)

@@ -27,6 +27,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _record(args: argparse.Namespace) -> int:
     folder = resolve_model(args.model)
+    if not args.output.parent.is_dir():
+        # Said before the text is routed, which may take long.
+        raise UsageError(f"{args.output.parent}: no such folder")
     described: dict[str, Any] = describe_or_raise(str(folder))
     if not described["experts"]:
         raise UsageError(f"{folder}: the model has no routed experts")

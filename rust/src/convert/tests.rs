@@ -28,6 +28,16 @@ fn lines(matrix: &Matrix) -> &[crate::matrix::Line] {
 }
 
 #[test]
+fn a_file_is_no_place_for_a_model() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = dir.path().join("file");
+    fs::write(&file, []).expect("a file");
+    let run = conversion("glm4_moe_lite").run(&file, Some(1), &mut |_, _, _| true);
+    let error = run.expect_err("refused").to_string();
+    assert!(error.ends_with("file: is no folder"), "{error}");
+}
+
+#[test]
 fn records_load_as_the_integers_they_were_made_of() {
     let dir = tempfile::tempdir().expect("a folder");
     convert("glm4_moe_lite", dir.path(), 2);
