@@ -141,14 +141,15 @@ pub enum Error {
     Interrupted,
 }
 
-/// Most parts of a list that are told in a message.
+/// Most parts of a list that are told in a message, ...
 const FEW: usize = 8;
+/// ... and most bytes of each.
+const MAX_PART: usize = 500;
 
-/// The first of `parts`, which share the length of one, and how many more there are.
+/// The first of `parts`, and how many more there are.
 fn few(parts: &[String], separator: &str) -> String {
-    let told = &parts[..parts.len().min(FEW)];
-    let most = MAX_QUOTED / told.len().max(1);
-    let text = told.iter().map(|part| cut(part, most)).collect::<Vec<_>>().join(separator);
+    let told = parts.iter().take(FEW).map(|part| cut(part, MAX_PART));
+    let text = told.collect::<Vec<_>>().join(separator);
     match parts.len().saturating_sub(FEW) {
         0 => text,
         more => format!("{text}{separator}and {more} more"),
@@ -329,7 +330,7 @@ mod tests {
         let long = (0..20).map(|i| Error::bad_file("a", "x".repeat(1000 + i))).collect();
         let text = Error::Several(long).to_string();
         assert!(
-            text.len() < MAX_QUOTED + 100 && text.ends_with("x\u{2026}; and 12 more"),
+            text.len() < FEW * (MAX_PART + 8) && text.ends_with("x\u{2026}; and 12 more"),
             "{text}"
         );
     }

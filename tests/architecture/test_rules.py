@@ -130,6 +130,7 @@ PYTHON_LEVELS = [
         "commands.trace",
     },
     {"commands.plan"},
+    {"command_line"},
     {"cli"},
     {"__init__", "__main__", "_engine_entry", "_template_worker"},
 ]

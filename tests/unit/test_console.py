@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from colibri.cli import report
+from colibri.command_line import report
 from colibri.commands.console import ProgressLine, printable
 from colibri.engine import EngineState
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from colibri.cli import DEFAULT_SLOTS, make_parser
+from colibri.command_line import DEFAULT_SLOTS, make_parser
 from colibri.commands.plan import lines
 from colibri.forecast import predict, served
 

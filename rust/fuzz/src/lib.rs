@@ -11,8 +11,8 @@ use colibri::engine::Engine;
 use colibri::error::Error;
 use colibri::runner::RunnerOptions;
 
-/// Most bytes of an error's text, beside the path that is in it.
-const MAX_ERROR: usize = 1024;
+/// Most bytes of an error's text, beside the path that is in it; several may be told in one.
+const MAX_ERROR: usize = 4096;
 /// Stands between the files that make up an input.
 const BETWEEN_FILES: &[u8] = b"\n%%\n";
 
