@@ -57,4 +57,4 @@ def test_what_cannot_be_measured_is_told_in_a_line(shard: Path, tmp_path: Path) 
         assert done.returncode == 1
         assert done.stderr.startswith(f"error: {wrong}: {told}")
     done = colibri("bench", "disk", str(shard), "--seconds", "0")
-    assert "--seconds: must be from 0.01 to 3600" in done.stderr
+    assert "--seconds: must be from 0.01 to 3,600" in done.stderr
