@@ -144,11 +144,15 @@ pub enum Error {
 /// Most parts of a list that are told in a message.
 const FEW: usize = 8;
 
-/// The first of `parts`, which share the length of one, and how many more there are.
+/// The first of `parts`, within the length of one, and how many more there are.
 fn few(parts: &[String], separator: &str) -> String {
     let told = &parts[..parts.len().min(FEW)];
-    let most = MAX_QUOTED / told.len().max(1);
-    let text = told.iter().map(|part| cut(part, most)).collect::<Vec<_>>().join(separator);
+    // The first one matters most, and has the path, which can be most of it.
+    let first = told.first().map_or(0, String::len).min(MAX_QUOTED / 2);
+    let share = (MAX_QUOTED - first) / told.len().saturating_sub(1).max(1);
+    let most = |i: usize| if i == 0 { first } else { share };
+    let lines = told.iter().enumerate().map(|(i, part)| cut(part, most(i)));
+    let text = lines.collect::<Vec<_>>().join(separator);
     match parts.len().saturating_sub(FEW) {
         0 => text,
         more => format!("{text}{separator}and {more} more"),
@@ -332,6 +336,15 @@ mod tests {
             text.len() < MAX_QUOTED + 100 && text.ends_with("x\u{2026}; and 12 more"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_long_path_leaves_room_for_what_is_wrong() {
+        let path = format!("/home/{}/model-00001-of-00016.safetensors", "long/".repeat(60));
+        let errors = (0..8).map(|i| Error::bad_file(&path, format!("tensor {i} is missing")));
+        let text = Error::Several(errors.collect()).to_string();
+        assert!(text.starts_with(&format!("{path}: tensor 0 is missing; tensor 1")), "{text}");
+        assert!(text.ends_with("tensor 7 is missing"), "{text}");
     }
 
     #[test]
