@@ -336,6 +336,15 @@ mod tests {
     }
 
     #[test]
+    fn a_long_path_leaves_room_for_what_is_wrong() {
+        let path = format!("/home/{}/model-00001-of-00016.safetensors", "long/".repeat(60));
+        let errors = (0..8).map(|i| Error::bad_file(&path, format!("tensor {i} is missing")));
+        let text = Error::Several(errors.collect()).to_string();
+        assert!(text.starts_with(&format!("{path}: tensor 0 is missing; tensor 1")), "{text}");
+        assert!(text.ends_with("tensor 7 is missing"), "{text}");
+    }
+
+    #[test]
     fn a_shortage_shows_a_difference() {
         assert_eq!(shortage(2_000_000, 1_000), "need 2.0 MB, the budget is 1.0 kB");
         let by_one = shortage(4_500_001, 4_500_000);

@@ -330,6 +330,37 @@ def test_values_that_are_not_finite_are_found_in_matrices(tmp_path: Path) -> Non
     assert "model.layers.1.mlp.experts.3.up_proj.weight has 3 values that are not finite" in told
 
 
+def test_exponents_that_are_none_are_found_in_mxfp4(tmp_path: Path) -> None:
+    folder = copy("gpt_oss_mxfp4", tmp_path / "model")
+    assert deep_findings(folder) == []
+    name = "model.layers.1.mlp.experts.down_proj_scales"
+
+    def spoil(tensors: Tensors) -> None:
+        dtype, shape, data = tensors[name]
+        tensors[name] = (dtype, shape, b"\xff\xff" + data[2:])
+
+    change(folder, spoil)
+    [told] = deep_findings(folder)
+    assert f"{name} has 2 values that are not finite" in told
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"version": 1}'])
+def test_a_manifest_that_is_not_ours_is_in_nobodys_way(tmp_path: Path, text: str) -> None:
+    folder = copy("qwen3_moe", tmp_path / "model")
+    (folder / "manifest.json").write_text(text, encoding="utf-8")
+    colibri.Model(folder)
+    assert deep_findings(folder) == []
+
+
+def test_what_a_file_is_called_stays_on_its_line(tmp_path: Path) -> None:
+    folder = copy("qwen3_moe", tmp_path / "model")
+    change(folder, lambda tensors: tensors.update({"a\n\x1b[2J\u2028\u202eb": ("U8", [1], b"x")}))
+    [note] = [f["text"] for f in examine(folder)["findings"] if f["severity"] == "note"]
+    assert note.isprintable()
+    done = command("info", str(folder))
+    assert done.returncode == 0
+
+
 def test_the_disk_is_measured_on_the_models_own_files() -> None:
     stages = []
     figures = json.loads(
