@@ -216,6 +216,7 @@ fn an_expert_that_cannot_be_read_fails_its_requests_and_nothing_else() {
     let dir = copy();
     let file = dir.path().join("model.safetensors");
     let whole = std::fs::read(&file).expect("bytes");
+    let time = std::fs::metadata(&file).and_then(|of| of.modified()).expect("a time");
     let options = RunnerOptions::default();
     let mut engine = Engine::load(dir.path(), &options, &mut |_, _| {}).expect("it loads");
     let cut = std::fs::OpenOptions::new().write(true).open(&file).expect("the file");
@@ -223,9 +224,10 @@ fn an_expert_that_cannot_be_read_fails_its_requests_and_nothing_else() {
     engine.submit(request(1, 0, &prompt(30, 1), 5)).expect("admitted");
     let failed = failures(&mut engine);
     assert!(matches!(failed[..], [(1, Error::Io { .. })]), "{failed:?}");
-    // The file comes back, as after a network drive's hiccup: the next request is served, and as
-    // if nothing had happened.
+    // The file comes back as it was, time and all, as after a network drive's hiccup: the next
+    // request is served, and as if nothing had happened.
     std::fs::write(&file, whole).expect("restored");
+    cut.set_modified(time).expect("its time");
     let mut outcome = Outcome::new();
     engine.submit(request(2, 0, &prompt(30, 1), 5)).expect("admitted");
     drain(&mut engine, &mut outcome);
