@@ -478,15 +478,16 @@ impl Catalog {
         bytes: usize,
         window: &'a mut Window,
     ) -> Result<&'a [u8]> {
-        if let Some(way) = self.past_cache(tensor, from, bytes)
-            && let Ok(range) = way.read_window(window, tensor.offset + from as u64, bytes)
-        {
-            self.count(tensor, bytes);
-            self.shards[tensor.shard].end_read(Ok(()))?;
+        self.count(tensor, bytes);
+        let (shard, at) = (&self.shards[tensor.shard], tensor.offset + from as u64);
+        let way = self.past_cache(tensor, from, bytes);
+        if let Some(Ok(range)) = way.map(|way| way.read_window(window, at, bytes)) {
+            shard.end_read(Ok(()))?;
             return Ok(&window.bytes(0)[range]);
         }
         let piece = &mut window.bytes(bytes)[..bytes];
-        self.read_at(tensor, from, piece)?;
+        let read = shard.file.read_exact_at(piece, at);
+        shard.end_read(read)?;
         Ok(piece)
     }
 

@@ -102,22 +102,24 @@ pub(super) fn will_need(file: &File, from: u64, bytes: u64) {
     }
 }
 
-/// Whether the system keeps all of a part of `file` in memory; no where it does not say.
+/// Whether the system keeps all of a part of `file` in memory; none where it does not say.
 #[allow(unsafe_code, reason = "the standard library does not tell")]
-pub(super) fn is_cached(file: &File, from: u64, bytes: u64) -> bool {
+pub(super) fn is_cached(file: &File, from: u64, bytes: u64) -> Option<bool> {
     const PAGE_BYTES: u64 = 4096;
     // Pages that are cached, dirty, being written, evicted, evicted recently.
     let mut pages = [0u64; 5];
     #[cfg(target_os = "linux")]
     // SAFETY: the system reads `range` and writes `pages`, which are as long as its structures.
-    unsafe {
+    let told = unsafe {
         /// `cachestat` of Linux 6.5, a number that all architectures share.
         const CACHESTAT: libc::c_long = 451;
         let range = [from, bytes];
-        libc::syscall(CACHESTAT, file.as_raw_fd(), range.as_ptr(), pages.as_mut_ptr(), 0);
-    }
+        libc::syscall(CACHESTAT, file.as_raw_fd(), range.as_ptr(), pages.as_mut_ptr(), 0)
+    };
+    #[cfg(not(target_os = "linux"))]
+    let told = -1;
     let last = from + bytes.max(1) - 1;
-    pages[0] > last / PAGE_BYTES - from / PAGE_BYTES
+    (told == 0).then(|| pages[0] > last / PAGE_BYTES - from / PAGE_BYTES)
 }
 
 /// Advice costs nothing if it is not taken, so its result does not matter.
