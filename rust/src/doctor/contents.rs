@@ -68,9 +68,12 @@ pub fn check_contents(
         let readers: Vec<_> = (0..cpu::n_threads().clamp(2, 16))
             .map(|_| scope.spawn(|| while read_next() {}))
             .collect();
-        while readers.iter().any(|reader| !reader.is_finished()) {
+        loop {
             if !progress(done.load(Ordering::Relaxed), total) {
                 stopped.store(true, Ordering::Relaxed);
+            }
+            if readers.iter().all(|reader| reader.is_finished()) {
+                break;
             }
             std::thread::sleep(REPORT_INTERVAL);
         }

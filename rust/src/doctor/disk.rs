@@ -22,8 +22,8 @@ struct Piece<'a> {
 }
 
 /// Reads experts in random order, or a dense model's tensors, for at most `limit`; a JSON object with
-/// `pieces_of` and how many bytes per second. `progress` gets milliseconds done and in all; false
-/// ends it.
+/// `pieces_of` and how many bytes per second. `progress` gets milliseconds done and in all, at least
+/// once; false ends it.
 ///
 /// What the system keeps in memory of each piece is dropped before, where the file system lets one.
 ///
@@ -61,11 +61,14 @@ pub fn measure_disk(
     let mut wanted = true;
     let results: Vec<Result<()>> = std::thread::scope(|scope| {
         let readers: Vec<_> = (0..threads).map(|_| scope.spawn(read)).collect();
-        while readers.iter().any(|reader| !reader.is_finished()) {
+        loop {
             let elapsed = start.elapsed().min(limit).as_millis() as u64;
             if !progress(elapsed, limit.as_millis() as u64) {
                 wanted = false;
                 next.store(pieces.len(), Ordering::Relaxed);
+            }
+            if readers.iter().all(|reader| reader.is_finished()) {
+                break;
             }
             std::thread::sleep(REPORT_INTERVAL);
         }
