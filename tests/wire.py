@@ -26,7 +26,7 @@ Answer = list[tuple[bytes, list[tuple[float, bytes]]]]
 
 
 class Wire:
-    """A running engine; ``caps`` is what it said of itself."""
+    """A running engine; ``caps`` is what it said of itself, ``perf`` of the turn that ended last."""
 
     def __init__(self, model: Path, slots: int = 1, ctx: int = 512, **settings: object) -> None:
         env = {name: str(value) for name, value in settings.items()}
@@ -40,6 +40,7 @@ class Wire:
         self._reader = _core.RecordReader()
         self._slots = slots
         self.caps: dict[str, str] = {}
+        self.perf: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
         while not self.caps:
@@ -90,6 +91,8 @@ class Wire:
                     texts[fields["id"]] = fields["data"]
                 elif kind == "TOPK":
                     answers[fields["id"]].append((texts.pop(fields["id"]), fields["tokens"]))
+                elif kind == "PERF":
+                    self.perf = fields
                 elif kind == "DONE":
                     left.remove(fields["id"])
         return list(answers.values())

@@ -410,6 +410,19 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
         help="time for each of 30 measurements (default: 1)",
     )
     disk.add_argument("--json", action="store_true", help="as JSON")
+    stream = measurements.add_parser(
+        "stream", help="answers with less memory than the experts need, beside the drive's own speed"
+    )
+    stream.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    stream.add_argument(
+        "--tokens",
+        type=_integer(2, 1 << 20),
+        default=64,
+        metavar="N",
+        help="answer N tokens, twice (default: 64)",
+    )
+    stream.add_argument("--json", action="store_true", help="as JSON")
+    _engine_arguments(stream)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -83,6 +83,9 @@ struct Args {
     /// not stay there, `direct` for all that is not in it
     #[arg(long, env = "COLIBRI_READS", value_enum, default_value_t)]
     reads: Reads,
+    /// Whether experts are read before it is certain that they are needed
+    #[arg(long, env = "COLIBRI_PREFETCH", value_enum, default_value_t)]
+    prefetch: Prefetching,
     /// Folder for what is remembered from one run to the next [default: the model's]
     #[arg(long, env = "COLIBRI_STATE_DIR", value_name = "DIR")]
     state_dir: Option<OsString>,
@@ -108,6 +111,16 @@ struct Args {
     /// Write `progress <stage> <done> <total>` lines to stderr while loading
     #[arg(long)]
     progress: bool,
+}
+
+/// When experts are read that the next layer will probably need.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+enum Prefetching {
+    /// Where such guesses are right often enough, and misses are frequent.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
 }
 
 /// What is spoken on stdin and stdout.
@@ -319,6 +332,7 @@ fn serve(args: &Args, model: &Path, legacy: Option<LegacyOptions>) -> Result<i32
         threads: args.threads.map(|n| n as usize),
         isa: args.isa,
         expert_slots: args.expert_slots,
+        prefetch: args.prefetch == Prefetching::Auto,
         state_dir: Some(state_dir(args, model)?),
         more_dirs: args.model_dirs.as_deref().map(split_dirs).unwrap_or_default(),
         reads: args.reads,

@@ -7,6 +7,7 @@ pub mod dispatch;
 pub mod heat;
 pub mod history;
 pub mod policy;
+pub mod prefetch;
 pub mod reader;
 pub mod replay;
 pub mod residency;
@@ -22,6 +23,7 @@ use crate::telemetry::{Served, Tiers, Traffic};
 pub use dispatch::{Routed, Tools};
 use heat::Heat;
 use policy::Policy;
+use prefetch::Prefetch;
 use reader::Reader;
 use residency::Residency;
 
@@ -137,8 +139,8 @@ pub struct ExpertStore {
     pending: BTreeSet<usize>,
     /// Experts in memory that were read before anything needed them, and were not used since.
     unused: BTreeSet<usize>,
+    prefetch: Prefetch,
     heat: Heat,
-    bytes_read: u64,
     total_bytes: u64,
 }
 
@@ -178,10 +180,10 @@ impl ExpertStore {
             reader: Reader::new(catalog, &sources),
             pending: BTreeSet::new(),
             unused: BTreeSet::new(),
+            prefetch: Prefetch::new(top_k),
             heat: Heat::new(sources.len()),
             total_bytes: sources.iter().map(ExpertSource::ram_bytes).sum(),
             sources,
-            bytes_read: 0,
         })
     }
 
@@ -210,16 +212,16 @@ impl ExpertStore {
         self.residency.budget_bytes()
     }
 
-    /// Bytes of experts read from disk so far.
+    /// Bytes of experts read from disk so far, also of those that were given up meanwhile.
     pub fn bytes_read(&self) -> u64 {
-        self.bytes_read
+        self.reader.bytes_read()
     }
 
     /// How uses were served so far, and what was read.
     pub fn traffic(&self) -> Traffic {
         Traffic {
             uses: self.heat.uses(),
-            bytes_read: self.bytes_read,
+            bytes_read: self.bytes_read(),
             reading: self.reader.reading(),
         }
     }

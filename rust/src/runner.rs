@@ -40,6 +40,8 @@ pub struct RunnerOptions {
     /// Experts in memory at most, as a number for each sparse layer; they are not bound to it.
     /// None keeps as many as the budget holds.
     pub expert_slots: Option<usize>,
+    /// Whether experts are read that a layer will probably need.
+    pub prefetch: bool,
     /// Folder in which to remember what experts were used; none remembers nothing.
     pub state_dir: Option<PathBuf>,
     /// Further folders with shards of the model.
@@ -57,6 +59,7 @@ impl Default for RunnerOptions {
             threads: None,
             isa: None,
             expert_slots: None,
+            prefetch: true,
             state_dir: None,
             more_dirs: Vec::new(),
             reads: Reads::Auto,
@@ -130,6 +133,9 @@ impl Runner {
         }
         let shares = Shares::of(options, available, left, resident, kv_bytes);
         let mut experts = place_experts(&model, &shares, kv_bytes, options.expert_slots)?;
+        if !options.prefetch {
+            experts.never_guess();
+        }
         let budget = experts.budget_bytes();
         let past_cache = match options.reads {
             Reads::Cached => false,

@@ -4,6 +4,7 @@
 //! stranger, how much was read. Does not own: what a tensor means (`model`), when an expert is read
 //! (`experts`).
 
+mod abandon;
 mod files;
 mod folders;
 pub mod header;
@@ -24,6 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
+pub use abandon::abandonable;
 use files::{MAX_JSON_BYTES, Stamp};
 pub use files::{open_regular, read_capped, read_json};
 use folders::{Shards, is_plain_name};
@@ -478,6 +480,7 @@ impl Catalog {
         bytes: usize,
         window: &'a mut Window,
     ) -> Result<&'a [u8]> {
+        abandon::check()?;
         self.count(tensor, bytes);
         let (shard, at) = (&self.shards[tensor.shard], tensor.offset + from as u64);
         let way = self.past_cache(tensor, from, bytes);
@@ -493,16 +496,22 @@ impl Catalog {
 
     /// Reads the bytes of `tensor` from byte `from` on, compared with nothing.
     pub fn read_at(&self, tensor: &Tensor, from: usize, out: &mut [u8]) -> Result<()> {
-        self.count(tensor, out.len());
-        let at = tensor.offset + from as u64;
         let shard = &self.shards[tensor.shard];
-        let way = self.past_cache(tensor, from, out.len());
-        let read = match way.map(|way| way.read_exact_at(out, at)) {
-            Some(Ok(())) => Ok(()),
-            // What goes wrong past the cache is tried the plain way, which tells what is the matter.
-            Some(Err(_)) | None => shard.file.read_exact_at(out, at),
-        };
-        shard.end_read(read)
+        let mut from = from;
+        for out in out.chunks_mut(abandon::piece_bytes()) {
+            abandon::check()?;
+            self.count(tensor, out.len());
+            let at = tensor.offset + from as u64;
+            let way = self.past_cache(tensor, from, out.len());
+            let read = match way.map(|way| way.read_exact_at(out, at)) {
+                Some(Ok(())) => Ok(()),
+                // What goes wrong past the cache is tried the plain way, which tells what is the matter.
+                Some(Err(_)) | None => shard.file.read_exact_at(out, at),
+            };
+            shard.end_read(read)?;
+            from += out.len();
+        }
+        Ok(())
     }
 
     fn count(&self, tensor: &Tensor, bytes: usize) {

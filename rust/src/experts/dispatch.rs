@@ -3,13 +3,14 @@
 //! Each distinct expert is fetched once a step, however many rows chose it. Rows are summed in
 //! router-rank order whatever order the experts arrived in, so that placement cannot show.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::prefetch::Guess;
 use super::reader::Landed;
 use super::{Activation, Expert, ExpertStore};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kernels::{Kernels, add_bias};
 use crate::telemetry::{Phases, timed};
 use crate::threads::Team;
@@ -50,7 +51,8 @@ impl ExpertStore {
     /// The weighted sum of the chosen experts for each row.
     ///
     /// `x`: `[rows][hidden]`; `routed`: one choice a row, all of the same length. Returns
-    /// `[rows][hidden]`. `beside` is called once, while experts are read.
+    /// `[rows][hidden]`. `beside` is called once, while experts are read, and may
+    /// guess what the next layer takes.
     ///
     /// # Errors
     /// [`crate::Error::Io`] if an expert cannot be read.
@@ -61,7 +63,7 @@ impl ExpertStore {
         routed: &[Routed],
         tools: Tools,
         phases: &mut Phases,
-        beside: impl FnOnce(),
+        beside: impl FnOnce() -> Option<Guess>,
     ) -> Result<Vec<f32>> {
         let hidden = x.len() / routed.len();
         let top_k = routed[0].experts.len();
@@ -73,8 +75,10 @@ impl ExpertStore {
         }
         while let Some(landed) = self.reader.poll() {
             // One that was read ahead; whoever needs it will ask again if that failed.
-            self.unused.insert(landed.index);
-            drop(self.settle(landed, phases));
+            let index = landed.index;
+            if self.settle(landed, phases).is_ok() {
+                self.unused.insert(index);
+            }
         }
         self.count(map_row, routed, &union);
         // Where each selection's finished row is: [row][rank] -> (expert's place, row of it).
@@ -97,11 +101,15 @@ impl ExpertStore {
 
     /// Notes what the step takes, before anything is fetched for it.
     fn count(&mut self, map_row: usize, routed: &[Routed], union: &BTreeMap<usize, Selections>) {
+        let before = self.heat.uses();
         for (&index, selections) in union {
             let served = self.served(index);
             self.heat.select(index, selections.len() as u64, served);
         }
+        let uses = self.heat.uses();
+        self.prefetch.count(uses.missed - before.missed, uses.total() - before.total());
         if !self.holds_all() {
+            self.end_guesses(|index| union.contains_key(&index));
             let bytes = |&index: &usize| (index, self.sources[index].ram_bytes());
             self.residency.touch(union.keys().map(bytes));
             self.residency.forget_victims(self.rows.div_ceil(4));
@@ -120,7 +128,7 @@ impl ExpertStore {
         hidden: usize,
         tools: Tools,
         phases: &mut Phases,
-        beside: impl FnOnce(),
+        beside: impl FnOnce() -> Option<Guess>,
     ) -> Result<Vec<Vec<f32>>> {
         let mut outputs = vec![Vec::new(); union.len()];
         let mut tasks = Vec::new();
@@ -134,15 +142,16 @@ impl ExpertStore {
         let in_use: Vec<usize> = tasks.iter().map(|(index, _)| *index).collect();
         let mut tasks: Vec<Task> = tasks.into_iter().map(|(_, task)| task).collect();
         // What is being read ahead already has its memory, and only has to come sooner.
-        let (coming, absent): (Vec<usize>, Vec<usize>) =
+        let (coming, mut absent): (VecDeque<usize>, VecDeque<usize>) =
             missing.keys().partition(|&index| self.pending.contains(index));
         for &index in &coming {
             self.reader.hurry(index);
         }
-        let mut absent = absent.into_iter().peekable();
         let mut asked = coming.len();
         asked += self.request(&mut absent, asked, &in_use);
-        beside();
+        if let Some(guess) = beside() {
+            self.expect(&guess, &in_use);
+        }
         let mut failure = None;
         loop {
             let rows = tasks.iter().map(|task| task.selections.len()).sum::<usize>();
@@ -165,18 +174,22 @@ impl ExpertStore {
             let mut next = Some(self.reader.wait());
             phases.expert_wait += start.elapsed();
             while let Some(landed) = next {
-                let needed = missing.remove(&landed.index);
+                let index = landed.index;
+                let needed = missing.remove(&index);
                 asked -= usize::from(needed.is_some());
-                if needed.is_none() {
-                    self.unused.insert(landed.index);
-                }
                 match (self.settle(landed, phases), needed) {
                     (Ok(expert), Some((place, selections))) => {
                         tasks.push(Task { place, expert, selections });
                     }
+                    // Its read ahead was given up before it was known to be needed.
+                    (Err(Error::Interrupted), Some(use_of_it)) => {
+                        missing.insert(index, use_of_it);
+                        absent.push_front(index);
+                    }
                     (Err(error), Some(_)) => failure = Some(error),
+                    (Ok(_), None) => drop(self.unused.insert(index)),
                     // Whoever needs what could not be read ahead will ask again.
-                    (_, None) => {}
+                    (Err(_), None) => {}
                 }
                 next = self.reader.poll();
             }
@@ -192,7 +205,6 @@ impl ExpertStore {
         match expert {
             Ok(expert) => {
                 let expert = Arc::new(expert);
-                self.bytes_read += self.sources[index].disk_bytes();
                 self.residency.insert(index, Arc::clone(&expert), promised);
                 Ok(expert)
             }
@@ -205,20 +217,15 @@ impl ExpertStore {
 
     /// Asks for experts as long as there is room for them beside those `in_use`; `asked` for are
     /// some already. Returns how many more.
-    fn request(
-        &mut self,
-        absent: &mut std::iter::Peekable<impl Iterator<Item = usize>>,
-        asked: usize,
-        in_use: &[usize],
-    ) -> usize {
+    fn request(&mut self, absent: &mut VecDeque<usize>, asked: usize, in_use: &[usize]) -> usize {
         let mut more = 0;
-        while let Some(&index) = absent.peek().filter(|_| asked + more < MAX_PENDING) {
+        while let Some(&index) = absent.front().filter(|_| asked + more < MAX_PENDING) {
             if !self.make_room(self.sources[index].ram_bytes(), in_use) {
                 break;
             }
             self.pending.insert(index);
             self.reader.request(index);
-            absent.next();
+            absent.pop_front();
             more += 1;
         }
         more

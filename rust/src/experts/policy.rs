@@ -40,6 +40,8 @@ pub struct Policy {
     mean: f32,
     uses: Vec<Use>,
     classes: Vec<Class>,
+    /// Experts that the next layer will probably take.
+    expected: Vec<usize>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -80,6 +82,7 @@ impl Policy {
             mean: top_k as f32 / experts.max(1) as f32,
             uses: vec![Use::default(); layers * experts],
             classes: vec![Class::default(); AGES * SLOWS * FASTS],
+            expected: Vec::new(),
         }
     }
 
@@ -148,6 +151,17 @@ impl Policy {
         let fasts = (octaves(fast) + 4.0).clamp(0.0, FASTS as f32 - 1.0) as usize;
         let share = (0.5 * (slow + fast)).max(0.02 * self.mean);
         ((ages * SLOWS + slows) * FASTS + fasts, share)
+    }
+
+    /// Notes which experts the next layer will probably take, and no others any more.
+    pub fn expect(&mut self, experts: &[usize]) {
+        self.expected.clear();
+        self.expected.extend(experts);
+    }
+
+    /// Whether the next layer will probably take it.
+    pub fn is_expected(&self, index: usize) -> bool {
+        self.expected.contains(&index)
     }
 
     /// How long until the expert is needed, in layers computed, seen from the current layer.

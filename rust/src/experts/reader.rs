@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::{Expert, ExpertSource};
 use crate::error::{Error, Result};
-use crate::store::Catalog;
+use crate::store::{Catalog, abandonable};
 
 /// Reads at once: what keeps a drive busy, which orders and joins them by itself.
 const THREADS: usize = 8;
@@ -34,6 +35,7 @@ pub struct Landed {
 /// The threads that read experts. They end when this is dropped.
 pub struct Reader {
     queue: Arc<Queue>,
+    catalog: Arc<Catalog>,
     landed: Receiver<thread::Result<Landed>>,
 }
 
@@ -47,7 +49,10 @@ struct Wanted {
     now: VecDeque<usize>,
     /// The first is wanted most.
     ahead: VecDeque<usize>,
-    reading_ahead: usize,
+    /// Reads under way of what is needed now.
+    reading: usize,
+    /// Reads under way of what may be needed, and whether they have become needless.
+    reading_ahead: Vec<(usize, Arc<AtomicBool>)>,
     clock: Clock,
     ended: bool,
 }
@@ -87,8 +92,9 @@ impl Queue {
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the next expert to read, and whether that is one to read ahead.
-    fn next(&self) -> Option<(usize, bool)> {
+    /// Waits for the next expert to read; with one to read ahead comes what says that it has become
+    /// needless.
+    fn next(&self) -> Option<(usize, Option<Arc<AtomicBool>>)> {
         let mut wanted = self.lock();
         loop {
             if wanted.ended {
@@ -96,14 +102,17 @@ impl Queue {
             }
             if let Some(index) = wanted.now.pop_front() {
                 wanted.clock.begin(Instant::now());
-                return Some((index, false));
+                wanted.reading += 1;
+                return Some((index, None));
             }
-            if wanted.reading_ahead < THREADS_AHEAD
+            if wanted.reading == 0
+                && wanted.reading_ahead.len() < THREADS_AHEAD
                 && let Some(index) = wanted.ahead.pop_front()
             {
-                wanted.reading_ahead += 1;
+                let needless = Arc::new(AtomicBool::new(false));
+                wanted.reading_ahead.push((index, Arc::clone(&needless)));
                 wanted.clock.begin(Instant::now());
-                return Some((index, true));
+                return Some((index, Some(needless)));
             }
             wanted = self.changed.wait(wanted).unwrap_or_else(PoisonError::into_inner);
         }
@@ -115,9 +124,12 @@ impl Queue {
         sources: &[ExpertSource],
         landed: &Sender<thread::Result<Landed>>,
     ) {
-        while let Some((index, ahead)) = self.next() {
-            let read = catch_unwind(AssertUnwindSafe(|| read(catalog, sources, index)));
-            self.done(ahead);
+        while let Some((index, needless)) = self.next() {
+            let read = catch_unwind(AssertUnwindSafe(|| match &needless {
+                None => read(catalog, sources, index),
+                Some(needless) => abandonable(needless, || read(catalog, sources, index)),
+            }));
+            self.done(index, needless.is_some());
             if landed.send(read).is_err() {
                 return;
             }
@@ -125,12 +137,16 @@ impl Queue {
     }
 
     /// Notes that a read is over.
-    fn done(&self, ahead: bool) {
+    fn done(&self, index: usize, ahead: bool) {
         let mut wanted = self.lock();
         wanted.clock.end(Instant::now());
         if ahead {
-            wanted.reading_ahead -= 1;
-            self.changed.notify_one();
+            wanted.reading_ahead.retain(|(other, _)| *other != index);
+        } else {
+            wanted.reading -= 1;
+        }
+        if wanted.reading == 0 && !wanted.ahead.is_empty() {
+            self.changed.notify_all();
         }
     }
 }
@@ -151,7 +167,7 @@ impl Reader {
                 .spawn(move || queue.work(&catalog, &sources, &finished))
                 .expect("the system starts a thread");
         }
-        Self { queue, landed }
+        Self { queue, catalog: Arc::clone(catalog), landed }
     }
 
     /// Asks for an expert that is needed now.
@@ -177,9 +193,37 @@ impl Reader {
         self.queue.changed.notify_one();
     }
 
+    /// Asks for experts that will probably be needed soon, the likeliest first, before all others that
+    /// may be needed.
+    pub fn request_next(&self, indices: &[usize]) {
+        let mut wanted = self.queue.lock();
+        for &index in indices.iter().rev() {
+            wanted.ahead.push_front(index);
+        }
+        drop(wanted);
+        self.queue.changed.notify_all();
+    }
+
+    /// Takes back the request for an expert that may be needed. False if it is being read: that read
+    /// ends early with [`Error::Interrupted`], or has ended.
+    pub fn withdraw_one(&self, index: usize) -> bool {
+        let mut wanted = self.queue.lock();
+        if let Some((_, needless)) = wanted.reading_ahead.iter().find(|(other, _)| *other == index)
+        {
+            needless.store(true, Ordering::Relaxed);
+        }
+        let place = wanted.ahead.iter().position(|&other| other == index);
+        place.is_some_and(|place| wanted.ahead.remove(place).is_some())
+    }
+
     /// Takes back the request for the expert that may be needed least, if it is not being read.
     pub fn withdraw(&self) -> Option<usize> {
         self.queue.lock().ahead.pop_back()
+    }
+
+    /// Bytes of experts read so far.
+    pub fn bytes_read(&self) -> u64 {
+        self.catalog.bytes_read().experts
     }
 
     /// Time so far in which at least one expert was being read.

@@ -124,7 +124,15 @@ impl<T> Residency<T> {
 
     /// How long an expert is not needed, in a measure that the rule of the day has.
     fn wait(&self, index: usize, policy: &Policy) -> f32 {
+        if policy.is_expected(index) {
+            return 0.0;
+        }
         if self.by_age { (self.clock - self.stamps[index]) as f32 } else { policy.wait(index) }
+    }
+
+    /// Forgets that some experts were found to be given up: they have become likelier.
+    pub fn spare(&mut self, experts: &[usize]) {
+        self.victims.retain(|(victim, _)| !experts.contains(victim));
     }
 
     /// Forgets what was found to be given up, if that was `layers` calls of [`Self::touch`] ago:
@@ -203,13 +211,18 @@ mod tests {
     proptest! {
         #[test]
         fn the_budget_is_never_exceeded(
-            budget in 1u64..30, steps in prop::collection::vec((0usize..20, 1u64..6), 1..200)
+            budget in 1u64..30,
+            steps in prop::collection::vec((0usize..20, 1u64..6), 1..200),
+            expected in prop::collection::vec(0usize..20, 0..20),
         ) {
             let (mut cache, mut policy) = (Residency::new(4, 5, 1, budget), Policy::new(4, 5, 1));
             for (index, bytes) in steps {
                 policy.take(index / 5, [&[index % 5][..]].into_iter());
                 cache.touch([(index, bytes)].into_iter());
                 cache.forget_victims(1);
+                // What is likely goes last, but it goes.
+                policy.expect(&expected);
+                cache.spare(&expected);
                 if !cache.contains(index) {
                     let fits = cache.promise(bytes, &policy, |_| false);
                     prop_assert_eq!(fits, bytes <= budget);

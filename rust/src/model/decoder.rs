@@ -4,9 +4,13 @@ use super::attention::Attention;
 use super::ffn::Ffn;
 use super::{Step, check_finite};
 use crate::error::{Error, Result};
+use crate::experts::prefetch::{Guess, Stage};
 use crate::kv::LayerLayout;
 use crate::matrix::Matrix;
 use crate::telemetry::timed;
+
+/// Most rows by which is guessed what a layer takes.
+const GUESSING_ROWS: usize = 16;
 
 /// One decoder block.
 pub struct Layer {
@@ -74,14 +78,39 @@ impl Decoder {
             if (step.interrupted)() {
                 return Err(Error::Interrupted);
             }
+            let router = self.router_to_ask(i, Stage::BeforeAttention, step);
+            if let Some(guess) = router.and_then(|router| router(&x)) {
+                step.experts.expect(&guess, &[]);
+            }
             let normed = step.kernels.rms_norm(step.team, &x, &layer.input_norm, self.eps);
             let y = layer.attention.forward(i, &normed, step)?;
             self.add(&mut x, y, layer.attention_out_norm.as_deref(), step);
             let normed = step.kernels.rms_norm(step.team, &x, &layer.post_norm, self.eps);
-            let y = layer.ffn.forward(i, &normed, step)?;
+            let router = self.router_to_ask(i + 1, Stage::BesideExperts, step);
+            let y = layer.ffn.forward(i, &normed, step, || router.and_then(|router| router(&x)))?;
             self.add(&mut x, y, layer.ffn_out_norm.as_deref(), step);
         }
         self.logits(&x, step, wanted)
+    }
+
+    /// What tells, by the state `[rows][hidden]` there is, which experts the layer will probably take;
+    /// none if that is not wanted now, or the layer has none.
+    fn router_to_ask<'a, 'b>(
+        &'a self,
+        layer: usize,
+        stage: Stage,
+        step: &mut Step<'b>,
+    ) -> Option<impl FnOnce(&[f32]) -> Option<Guess> + use<'a, 'b>> {
+        let layer = self.layers.get(layer)?;
+        let Ffn::Sparse(moe) = &layer.ffn else { return None };
+        let (kernels, team, hidden) = (step.kernels, step.team, self.embed.n_in);
+        step.experts.wants_guess(stage).then_some(move |x: &[f32]| {
+            let stride = (x.len() / hidden).div_ceil(GUESSING_ROWS);
+            let some: Vec<f32> =
+                x.chunks_exact(hidden).step_by(stride).flatten().copied().collect();
+            let normed = kernels.rms_norm(team, &some, &layer.post_norm, self.eps);
+            moe.guess(stage, kernels, team, &normed)
+        })
     }
 
     /// Adds `y`, normed if there is a norm, to `x`; both are `[rows][hidden]`.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::router::Router;
 use super::{Step, check_finite};
 use crate::error::Result;
+use crate::experts::prefetch::{Guess, Stage};
 use crate::experts::{Routed, Tools};
 use crate::kernels::{Kernels, add_bias};
 use crate::matrix::Matrix;
@@ -93,17 +94,47 @@ impl Shared {
 }
 
 impl Moe {
-    fn route(&self, layer: usize, x: &[f32], step: &Step) -> Result<Vec<Routed>> {
-        let mut logits = step.kernels.matmul(step.team, &self.gate, x);
+    /// Of the router, `[rows][experts]`.
+    fn logits(&self, kernels: &Kernels, team: &Team, x: &[f32]) -> Vec<f32> {
+        let mut logits = kernels.matmul(team, &self.gate, x);
         if let Some(bias) = &self.gate_bias {
             add_bias(&mut logits, bias);
         }
+        logits
+    }
+
+    fn route(&self, layer: usize, x: &[f32], step: &Step) -> Result<Vec<Routed>> {
+        let logits = self.logits(step.kernels, step.team, x);
         check_finite("router logit", &logits, self.gate.n_out, layer, step.rows)?;
         let rows = logits.chunks_exact(self.gate.n_out);
         Ok(rows.map(|row| self.router.choose(step.kernels, row)).collect())
     }
 
-    fn forward(&self, layer: usize, x: &[f32], step: &mut Step) -> Result<Vec<f32>> {
+    /// What the rows would take if `x` `[rows][hidden]` were the layer's input; none if that is no
+    /// answer.
+    pub(super) fn guess(
+        &self,
+        stage: Stage,
+        kernels: &Kernels,
+        team: &Team,
+        x: &[f32],
+    ) -> Option<Guess> {
+        let logits = self.logits(kernels, team, x);
+        if !logits.iter().all(|logit| logit.is_finite()) {
+            return None;
+        }
+        let rows = logits.chunks_exact(self.gate.n_out);
+        let choices = rows.map(|row| self.router.choose(kernels, row)).collect();
+        Some(Guess { map_row: self.map_row, stage, choices })
+    }
+
+    fn forward(
+        &self,
+        layer: usize,
+        x: &[f32],
+        step: &mut Step,
+        next: impl FnOnce() -> Option<Guess>,
+    ) -> Result<Vec<f32>> {
         let routed = self.route(layer, x, step)?;
         if let Some(trace) = &mut step.trace {
             trace.choices.push(routed.clone());
@@ -114,6 +145,7 @@ impl Moe {
             shared = timed(&mut shared_time, || {
                 self.shared.as_ref().map(|s| s.forward(tools.kernels, tools.team, x))
             });
+            next()
         };
         let mut y = step.experts.run(self.map_row, x, &routed, tools, step.phases, beside)?;
         step.phases.ffn += shared_time;
@@ -138,14 +170,20 @@ pub enum Ffn {
 }
 
 impl Ffn {
-    /// `[rows][hidden]` in and out.
-    pub fn forward(&self, layer: usize, x: &[f32], step: &mut Step) -> Result<Vec<f32>> {
+    /// `[rows][hidden]` in and out; `next` guesses what the next layer takes.
+    pub fn forward(
+        &self,
+        layer: usize,
+        x: &[f32],
+        step: &mut Step,
+        next: impl FnOnce() -> Option<Guess>,
+    ) -> Result<Vec<f32>> {
         match self {
             Self::Dense(mlp) => {
                 let (kernels, team) = (step.kernels, step.team);
                 Ok(timed(&mut step.phases.ffn, || mlp.forward(kernels, team, x)))
             }
-            Self::Sparse(moe) => moe.forward(layer, x, step),
+            Self::Sparse(moe) => moe.forward(layer, x, step, next),
         }
     }
 }
