@@ -26,7 +26,7 @@ Answer = list[tuple[bytes, list[tuple[float, bytes]]]]
 
 
 class Wire:
-    """A running engine; ``caps`` is what it said of itself, ``perf`` of the turn that ended last."""
+    """A running engine; ``caps`` is what it said of itself, ``perf`` of the last turn."""
 
     def __init__(self, model: Path, slots: int = 1, ctx: int = 512, **settings: object) -> None:
         env = {name: str(value) for name, value in settings.items()}

@@ -411,7 +411,8 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
     )
     disk.add_argument("--json", action="store_true", help="as JSON")
     stream = measurements.add_parser(
-        "stream", help="answers with less memory than the experts need, beside the drive's own speed"
+        "stream",
+        help="answers with less memory than the experts need, beside the drive's own speed",
     )
     stream.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     stream.add_argument(

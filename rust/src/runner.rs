@@ -4,6 +4,7 @@
 //! scheduling (`engine`).
 
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use crate::config::Config;
 use crate::cpu::{self, Isa, Memory};
@@ -199,7 +200,11 @@ impl Runner {
             selection: Vec::new(),
             interrupted,
         };
+        let start = Instant::now();
         let logits = self.model.decoder.forward(&mut step, wanted)?;
+        if let Some(said) = self.experts.end_step(rows.len(), start.elapsed()) {
+            eprintln!("notice: {said}");
+        }
         self.forwards += 1;
         for row in rows {
             self.slots[row.slot].commit(&[row.token]);

@@ -34,7 +34,7 @@ use header::{Header, read_header};
 use manifest::{Content, JOURNAL, MANIFEST, Manifest};
 pub use past_cache::{ModelPart, Reads};
 use past_cache::{PastCache, Window};
-use record::{Digest, Part, RECORDS_KEY};
+use record::{Digest, Part, RECORDS_KEY, Spare};
 use source::fp8;
 pub use source::{FusedRows, MatrixSource, StackedRows, VectorSource};
 
@@ -128,6 +128,7 @@ pub struct Catalog {
     /// Of the dense part and of routed experts.
     read: [AtomicU64; 2],
     is_past_cache: [AtomicBool; 2],
+    spare: Spare,
 }
 
 /// What may be in shards that could not be read.
@@ -177,6 +178,7 @@ impl Catalog {
             unread: Unread::Only(BTreeSet::new()),
             read: [const { AtomicU64::new(0) }; 2],
             is_past_cache: [const { AtomicBool::new(false) }; 2],
+            spare: Spare::default(),
         };
         for (name, path) in found {
             if let Err(error) = catalog.add_shard(&path) {
@@ -542,6 +544,11 @@ impl Catalog {
     /// `from` on, so that reading them measures the disk.
     pub fn forget(&self, tensor: &Tensor, from: usize, bytes: usize) {
         files::forget(&self.shards[tensor.shard].file, tensor.offset + from as u64, bytes as u64);
+    }
+
+    /// Memory to read matrices into.
+    pub fn spare(&self) -> &Spare {
+        &self.spare
     }
 
     /// Whether a manifest says what the bytes of `tensor` must be.

@@ -50,10 +50,3 @@ def test_nothing_is_guessed_where_everything_is_in_memory(tmp_path: Path) -> Non
     _, perf = answers(tmp_path, COLIBRI_EXPERT_SLOTS="all")
     assert perf["uses_ahead"] == 0
     assert perf["uses_missed"] == 0
-
-
-def test_another_word_is_refused() -> None:
-    with pytest.raises(AssertionError, match="the engine has ended"), Wire(
-        demo_folder(), COLIBRI_PREFETCH="always"
-    ):
-        pass

@@ -239,7 +239,17 @@ impl ExpertStore {
             self.pending.remove(&index);
             self.residency.take_back(self.sources[index].ram_bytes());
         }
-        self.residency.promise(bytes, &self.policy, |index| in_use.contains(&index))
+        let is_promised =
+            self.residency.promise(bytes, &self.policy, |index| in_use.contains(&index));
+        self.recycle();
+        is_promised
+    }
+
+    /// Reuses the memory of what was given up.
+    pub(super) fn recycle(&mut self) {
+        for expert in self.residency.take_gone().filter_map(Arc::into_inner) {
+            self.reader.recycle(expert);
+        }
     }
 
     /// Asks for experts, the hottest first, as long as the budget has room.

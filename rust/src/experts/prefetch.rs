@@ -7,6 +7,8 @@
 //! of the ones before. Does not own: reading (`reader`), the routers (`model`). Figures:
 //! `docs/experts.md`.
 
+use std::time::Duration;
+
 use super::{ExpertStore, Routed};
 
 /// Share of uses that miss from which on it is worth while to guess.
@@ -19,6 +21,15 @@ const MEMORY: f32 = 256.0;
 const TRIAL: u64 = 16;
 /// Most experts that are asked for by one guess.
 const MAX_EXPERTS: usize = 64;
+
+/// Steps after which it is decided whether the next ones guess.
+const BLOCK: usize = 8;
+/// One block of so many is the other way, to see whether that is faster now.
+const TRY_EVERY: u64 = 8;
+/// Share of the time of a step by which the other way has to be faster.
+const MARGIN: f32 = 0.03;
+/// Most rows of a step that is compared with others; prompts differ too much.
+const MAX_ROWS: usize = 16;
 
 /// When a guess is made: the later, the better, and the less time is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,8 +79,63 @@ struct Absent {
     rank: usize,
 }
 
+/// Whether steps are faster with guesses than without, found by trying: what a read costs beside
+/// the computation, nobody knows beforehand.
+#[derive(Default)]
+struct Benefit {
+    /// How it is done now, and what was found to be faster.
+    is_without: bool,
+    prefers_without: bool,
+    blocks: u64,
+    /// Rows of a step, and the times of those of the current block in seconds.
+    rows: usize,
+    times: Vec<f32>,
+    /// Usual time of a step with and without guesses.
+    usual: [Option<f32>; 2],
+}
+
+impl Benefit {
+    /// Notes how long a step of `rows` took; what is said if something else is found to be faster now.
+    fn end_step(&mut self, rows: usize, seconds: f32) -> Option<String> {
+        if rows > MAX_ROWS {
+            return None;
+        }
+        if rows != self.rows {
+            *self = Self { rows, ..Self::default() };
+        }
+        self.times.push(seconds);
+        if self.times.len() < BLOCK {
+            return None;
+        }
+        // Half of the steps were faster: one that was held up by something else does not count.
+        self.times.sort_unstable_by(f32::total_cmp);
+        let time = self.times[BLOCK / 2];
+        self.times.clear();
+        let usual = &mut self.usual[usize::from(self.is_without)];
+        *usual = Some(usual.map_or(time, |usual| 0.5 * (usual + time)));
+        self.blocks += 1;
+        let [Some(with), Some(without)] = self.usual else {
+            self.is_without = self.usual[0].is_some();
+            return None;
+        };
+        let did_prefer = self.prefers_without;
+        let [now, other] = if did_prefer { [without, with] } else { [with, without] };
+        self.prefers_without = did_prefer != (other < now * (1.0 - MARGIN));
+        self.is_without = self.prefers_without != self.blocks.is_multiple_of(TRY_EVERY);
+        (self.prefers_without != did_prefer).then(|| {
+            let verb = if did_prefer { "are" } else { "are not" };
+            let [with, without] = [with, without].map(|seconds| seconds * 1e3);
+            format!(
+                "experts {verb} read before it is certain that they are needed: a step took {with:.1} ms \
+                 with that and {without:.1} ms without"
+            )
+        })
+    }
+}
+
 /// What is known about guesses.
 pub struct Prefetch {
+    benefit: Benefit,
     is_off: bool,
     /// Guesses that were worth considering, by stage.
     chances: [u64; 2],
@@ -87,6 +153,7 @@ impl Prefetch {
     pub fn new(top_k: usize) -> Self {
         let even = Share { some: 8.0, all: 16.0 };
         Self {
+            benefit: Benefit::default(),
             is_off: false,
             chances: [0; 2],
             right: [vec![even; top_k], vec![even; top_k]],
@@ -104,7 +171,7 @@ impl Prefetch {
     /// Whether misses are so many, and such guesses so often right, that it is worth while to make
     /// one now.
     fn wants(&mut self, stage: Stage) -> bool {
-        if self.is_off || self.missed.get() < MIN_MISSES {
+        if self.is_off || self.benefit.is_without || self.missed.get() < MIN_MISSES {
             return false;
         }
         let chances = &mut self.chances[stage as usize];
@@ -154,6 +221,14 @@ impl ExpertStore {
         self.prefetch.is_off = true;
     }
 
+    /// Notes how long a step of `rows` took; what is said if it goes on another way.
+    pub fn end_step(&mut self, rows: usize, time: Duration) -> Option<String> {
+        if self.prefetch.is_off || self.holds_all() {
+            return None;
+        }
+        self.prefetch.benefit.end_step(rows, time.as_secs_f32())
+    }
+
     /// Whether a guess about the next layer would be of use.
     pub fn wants_guess(&mut self, stage: Stage) -> bool {
         !self.holds_all() && self.prefetch.wants(stage)
@@ -181,7 +256,9 @@ impl ExpertStore {
                 in_use.contains(&other) || policy.is_expected(other) || policy.wait(other) < step
             };
             let bytes = self.sources[index].ram_bytes();
-            if !self.residency.promise(bytes, policy, keep) {
+            let is_promised = self.residency.promise(bytes, policy, keep);
+            self.recycle();
+            if !is_promised {
                 break;
             }
             self.pending.insert(index);
@@ -262,6 +339,33 @@ mod tests {
             prefetch.judge(|_| false);
         }
         assert!(prefetch.right.iter().flatten().all(|share| share.get() == 0.5));
+    }
+
+    #[test]
+    fn what_is_faster_is_done_and_the_other_way_tried_now_and_then() {
+        let mut told = Vec::new();
+        let mut steps = |benefit: &mut Benefit, with: f32, without: f32| {
+            let step = |_| {
+                let is_without = benefit.is_without;
+                if let Some(said) = benefit.end_step(1, if is_without { without } else { with }) {
+                    told.push(said);
+                }
+                usize::from(is_without)
+            };
+            (0..20 * BLOCK).map(step).sum::<usize>() / BLOCK
+        };
+        let mut benefit = Benefit::default();
+        assert!(steps(&mut benefit, 1.0, 1.5) <= 4);
+        // Other times, other ways.
+        steps(&mut benefit, 1.5, 1.0);
+        assert!(steps(&mut benefit, 1.5, 1.0) >= 16);
+        // Prompts say nothing; other numbers of rows begin anew.
+        benefit.end_step(MAX_ROWS + 1, 9.0);
+        assert!(benefit.prefers_without);
+        benefit.end_step(2, 9.0);
+        assert!(!benefit.is_without);
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(told[0].starts_with("experts are not read before"), "{told:?}");
     }
 
     #[test]

@@ -145,8 +145,10 @@ impl Queue {
         } else {
             wanted.reading -= 1;
         }
-        if wanted.reading == 0 && !wanted.ahead.is_empty() {
-            self.changed.notify_all();
+        if wanted.reading == 0 {
+            for _ in wanted.ahead.iter().take(THREADS_AHEAD - wanted.reading_ahead.len()) {
+                self.changed.notify_one();
+            }
         }
     }
 }
@@ -201,7 +203,9 @@ impl Reader {
             wanted.ahead.push_front(index);
         }
         drop(wanted);
-        self.queue.changed.notify_all();
+        for _ in indices.iter().take(THREADS_AHEAD) {
+            self.queue.changed.notify_one();
+        }
     }
 
     /// Takes back the request for an expert that may be needed. False if it is being read: that read
@@ -213,12 +217,24 @@ impl Reader {
             needless.store(true, Ordering::Relaxed);
         }
         let place = wanted.ahead.iter().position(|&other| other == index);
-        place.is_some_and(|place| wanted.ahead.remove(place).is_some())
+        place.is_some_and(|place| {
+            // Nobody reads into what was given up for it.
+            self.catalog.spare().clear();
+            wanted.ahead.remove(place).is_some()
+        })
     }
 
     /// Takes back the request for the expert that may be needed least, if it is not being read.
     pub fn withdraw(&self) -> Option<usize> {
+        self.catalog.spare().clear();
         self.queue.lock().ahead.pop_back()
+    }
+
+    /// Leaves the memory of an expert that nobody needs any more to those that are read next.
+    pub fn recycle(&self, expert: Expert) {
+        for matrix in [expert.gate, expert.up, expert.down] {
+            self.catalog.spare().keep(matrix);
+        }
     }
 
     /// Bytes of experts read so far.

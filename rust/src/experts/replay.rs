@@ -105,6 +105,7 @@ impl Trace<'_> {
             for index in missing {
                 let keep = |other| indices().any(|index| index == other);
                 assert!(cache.promise(1, &policy, keep), "there is room for one token");
+                drop(cache.take_gone());
                 cache.insert(index, Arc::new(()), 1);
             }
         }

@@ -30,6 +30,8 @@ pub struct Residency<T> {
     /// Experts to give up with their stamps, the last first; found at `victims_from`.
     victims: Vec<(usize, u64)>,
     victims_from: u64,
+    /// Experts that were given up, until somebody takes them.
+    gone: Vec<Arc<T>>,
     /// What the rule of age alone would have served.
     shadow: Shadow,
     /// Whether that rule is followed at present.
@@ -50,6 +52,7 @@ impl<T> Residency<T> {
             budget_bytes,
             victims: Vec::new(),
             victims_from: 0,
+            gone: Vec::new(),
             shadow: Shadow::new(n, budget_bytes, layers, top_k),
             by_age: false,
         }
@@ -147,7 +150,13 @@ impl<T> Residency<T> {
         if let Some(gone) = self.entries[index].take() {
             self.used_bytes -= gone.bytes;
             self.len -= 1;
+            self.gone.push(gone.expert);
         }
+    }
+
+    /// What was given up since the last call.
+    pub fn take_gone(&mut self) -> impl Iterator<Item = Arc<T>> {
+        self.gone.drain(..)
     }
 
     /// Takes back what [`Self::promise`] gave to an expert that could not be read.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::error::{Error, Result};
 
 /// Bytes between two looks at whether a read is still wanted.
-const PIECE_BYTES: usize = 4 << 20;
+const PIECE_BYTES: usize = 512 << 10;
 
 thread_local! {
     /// Set by others when what this thread reads is not wanted any more.

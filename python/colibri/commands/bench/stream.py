@@ -31,9 +31,9 @@ from colibri.models import ModelInfo, model_dirs, read_model, resolve_model
 # One for each turn, so that no turn finds a part of its prompt computed.
 PROMPTS = {
     "cold": "Once upon a time there was a small boat that wanted to see the other side of the sea.",
-    "warm": "The kitchen was quiet when Ben came home, and on the table lay a letter with his name.",
+    "warm": "The kitchen was quiet when Ben came home, and on the table lay a letter for him.",
 }
-# Time for each measurement of the drive, of which there is one before each turn and one at the end.
+# Time for each measurement of the drive: one before each turn and one at the end.
 DISK_S = 2.0
 
 
