@@ -26,7 +26,7 @@ Answer = list[tuple[bytes, list[tuple[float, bytes]]]]
 
 
 class Wire:
-    """A running engine; ``caps`` is what it said of itself, ``perf`` of the last turn."""
+    """A running engine; ``caps`` is what it said of itself, ``latest`` the last of each record."""
 
     def __init__(self, model: Path, slots: int = 1, ctx: int = 512, **settings: object) -> None:
         env = {name: str(value) for name, value in settings.items()}
@@ -40,7 +40,7 @@ class Wire:
         self._reader = _core.RecordReader()
         self._slots = slots
         self.caps: dict[str, str] = {}
-        self.perf: dict[str, Any] = {}
+        self.latest: dict[str, dict[str, Any]] = {}
 
     def __enter__(self) -> Self:
         while not self.caps:
@@ -61,7 +61,9 @@ class Wire:
         assert self._process.stdout is not None
         data = self._process.stdout.read1(1 << 16)
         assert data, "the engine has ended"
-        return self._reader.feed(data)
+        records = self._reader.feed(data)
+        self.latest.update(records)
+        return records
 
     def ask(self, requests: Sequence[Request]) -> list[Answer]:
         """The answers to requests that all run at once, each in a slot of its own."""
@@ -91,8 +93,6 @@ class Wire:
                     texts[fields["id"]] = fields["data"]
                 elif kind == "TOPK":
                     answers[fields["id"]].append((texts.pop(fields["id"]), fields["tokens"]))
-                elif kind == "PERF":
-                    self.perf = fields
                 elif kind == "DONE":
                     left.remove(fields["id"])
         return list(answers.values())

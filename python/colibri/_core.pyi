@@ -74,7 +74,8 @@ class RecordReader:
             REPIN    {layer, expert, old_tier, gpu}
             PERF     {id, wall_s, expert_disk_s, expert_wait_s, expert_matmul_s, attention_s,
                       kv_decompress_s, head_s, ffn_s, reading_s, uses_ahead, uses_cached,
-                      uses_missed, bytes_read}       the last six are None if it does not tell
+                      uses_missed, bytes_read, uses_vram}
+                                                     the last seven are None if it does not tell
             ENTROPY  {bits: [float]}
             DONE     {id, emitted, tok_s, hit_pct, rss_gb, prompt_tokens, length_limited: bool}
             ERROR    {id, code, detail: [str]}           detail: remaining words, percent-decoded
@@ -177,6 +178,8 @@ class Model:
         prefill_chunk: int | None = None,
         expert_slots: int | None = None,
         model_dirs: str | None = None,
+        vram_gb: float | None = None,
+        device: str | None = None,
     ) -> Self: ...
     def encode(self, text: str) -> list[int]: ...
     def decode(self, ids: list[int]) -> str: ...

@@ -118,6 +118,15 @@ def _engine_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _device_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--vram",
+        type=_number(0, 1e6, above_low=True),
+        metavar="GB",
+        help="memory of the device that COLIBRI_DEVICE names for experts, in GB (1e9 bytes)",
+    )
+
+
 def _sampling_arguments(parser: argparse.ArgumentParser, *, max_tokens: str) -> None:
     group = parser.add_argument_group("sampling")
     group.add_argument(
@@ -187,6 +196,7 @@ def _slots_argument(parser: argparse._ActionsContainer) -> None:
 def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     _engine_arguments(parser)
+    _device_argument(parser)
     group = parser.add_argument_group("server")
     group.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
@@ -446,6 +456,7 @@ def make_parser() -> argparse.ArgumentParser:
     chat = commands.add_parser("chat", help="talk to a model in the terminal")
     chat.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     _engine_arguments(chat)
+    _device_argument(chat)
     _sampling_arguments(chat, max_tokens="what the context leaves")
     chat.add_argument("--system", metavar="TEXT", help="system message")
     chat.add_argument(
@@ -476,6 +487,7 @@ def make_parser() -> argparse.ArgumentParser:
         "and what limits it",
     )
     _engine_arguments(run)
+    _device_argument(run)
     _sampling_arguments(run, max_tokens="256")
 
     info = commands.add_parser("info", help="say what a model folder holds")

@@ -24,7 +24,12 @@ PHASES = {
 WAITING = "waiting for experts"
 OTHER = "other"
 # How uses of experts were served, by the engine's name. No engine of ours pins experts.
-USES = {"uses_ahead": "read ahead", "uses_cached": "cached", "uses_missed": "missed"}
+USES = {
+    "uses_vram": "on the device",
+    "uses_ahead": "read ahead",
+    "uses_cached": "cached",
+    "uses_missed": "missed",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ class EngineConfig:
         ctx: most tokens of prompt and answer together.
         slots: KV slots, which is how many requests run at once.
         ram_gb: memory budget in GB, ``None`` for the engine's own choice.
+        vram_gb: memory of a device for experts in GB, ``None`` for the engine's own choice.
         threads: worker threads, ``None`` for the engine's own choice.
         protocol: the flags that say what is spoken, and how.
         command: how to start the engine; empty for the usual search.
@@ -49,6 +50,7 @@ class EngineConfig:
     ctx: int = 4096
     slots: int = 4
     ram_gb: float | None = None
+    vram_gb: float | None = None
     threads: int | None = None
     protocol: tuple[str, ...] = ("--mux",)
     command: tuple[str, ...] = ()
@@ -60,6 +62,8 @@ class EngineConfig:
         argv += ["--ctx", str(self.ctx), "--slots", str(self.slots)]
         if self.ram_gb is not None:
             argv += ["--ram", f"{self.ram_gb:.15g}"]
+        if self.vram_gb is not None:
+            argv += ["--vram", f"{self.vram_gb:.15g}"]
         if self.threads is not None:
             argv += ["--threads", str(self.threads)]
         return [*argv, "--progress"]
@@ -76,6 +80,8 @@ class EngineConfig:
         env |= {"COLI_MODEL": str(self.model), "SNAP": str(self.model)}
         if self.ram_gb is not None:
             env["RAM_GB"] = f"{self.ram_gb:.15g}"
+        if self.vram_gb is not None:
+            env["VRAM_GB"] = f"{self.vram_gb:.15g}"
         if self.model == demo_folder():
             # What a run leaves behind has no place in an installed package.
             home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"

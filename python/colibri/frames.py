@@ -161,6 +161,7 @@ class Perf:
     uses_cached: int | None
     uses_missed: int | None
     bytes_read: int | None
+    uses_vram: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +195,7 @@ class Prof:
             uses_cached=None,
             uses_missed=None,
             bytes_read=None,
+            uses_vram=None,
         )
 
 

@@ -48,6 +48,9 @@ class Model:
             ``None`` keeps as many as the budget holds. The results are the same.
         model_dirs: further folders with shards of the model, separated by colons; ``None`` is what
             ``COLI_MODEL_DIRS`` says.
+        vram_gb: memory of ``device`` in GB (1e9 bytes) for experts.
+        device: what holds the hottest experts: ``host``, a part of this machine's own memory beside
+            ``ram_gb``, for tests and measurements; ``None`` is none. The results are the same.
 
     Raises:
         TypeError, ValueError: naming the argument that cannot be used.
@@ -66,10 +69,16 @@ class Model:
         prefill_chunk: int | None = None,
         expert_slots: int | None = None,
         model_dirs: str | None = None,
+        vram_gb: float | None = None,
+        device: str | None = None,
     ) -> None:
         name = None if path is None else arguments.path("path", path)
         if ram_gb is not None:
             ram_gb = arguments.real("ram_gb", ram_gb, 0, MAX_RAM_GB, above_low=True)
+        if vram_gb is not None:
+            vram_gb = arguments.real("vram_gb", vram_gb, 0, MAX_RAM_GB, above_low=True)
+        if device is not None:
+            device = arguments.text("device", device)
         ctx = arguments.integer("ctx", ctx, 2, arguments.MAX_TOKENS)
         if threads is not None:
             threads = arguments.integer("threads", threads, 1, arguments.MAX_THREADS)
@@ -98,6 +107,8 @@ class Model:
                 prefill_chunk,
                 expert_slots,
                 dirs,
+                vram_gb,
+                device,
             )
         except _core.ColibriCoreError as error:
             raise _engine_error(error) from error

@@ -13,6 +13,7 @@ use crate::cpu::Isa;
 use crate::engine::{Engine, MAX_PREFILL_CHUNK};
 use crate::error::{Error, Result, one_line};
 use crate::experts::history;
+use crate::gpu::DeviceKind;
 use crate::legacy::{self, Chat, LegacyOptions};
 use crate::mux::{self, SessionOptions, Wire};
 use crate::runner::RunnerOptions;
@@ -65,6 +66,9 @@ struct Args {
     /// Memory budget in GB (10^9 bytes) for weights, experts and conversations
     #[arg(long, env = "RAM_GB", value_name = "GB", value_parser = positive)]
     ram: Option<f64>,
+    /// Memory of a device in GB (10^9 bytes) for experts
+    #[arg(long, env = "VRAM_GB", value_name = "GB", value_parser = positive)]
+    vram: Option<f64>,
     /// Worker threads
     #[arg(long, env = "COLIBRI_THREADS", value_parser = |text: &str| count(text, 1, 1024))]
     threads: Option<u32>,
@@ -79,6 +83,10 @@ struct Args {
     /// [default: what the budget holds]
     #[arg(long, env = "COLIBRI_EXPERT_SLOTS", value_name = "N", value_parser = expert_slots)]
     expert_slots: Option<usize>,
+    /// A device that holds the hottest experts: `host` is a part of this machine's own memory, of
+    /// `--vram` GB beside `--ram`, for tests and measurements [default: none]
+    #[arg(long, env = "COLIBRI_DEVICE", value_enum)]
+    device: Option<DeviceKind>,
     /// Whether files are read by way of the system's page cache: `auto` goes past it for what would
     /// not stay there, `direct` for all that is not in it
     #[arg(long, env = "COLIBRI_READS", value_enum, default_value_t)]
@@ -333,6 +341,8 @@ fn serve(args: &Args, model: &Path, legacy: Option<LegacyOptions>) -> Result<i32
         isa: args.isa,
         expert_slots: args.expert_slots,
         prefetch: args.prefetch == Prefetching::Auto,
+        device: args.device,
+        vram_bytes: args.vram.map(|gb| (gb * 1e9) as u64),
         state_dir: Some(state_dir(args, model)?),
         more_dirs: args.model_dirs.as_deref().map(split_dirs).unwrap_or_default(),
         reads: args.reads,

@@ -1,4 +1,4 @@
-//! The routed experts: on disk always, in RAM where there is room.
+//! The routed experts: on disk always, in RAM or on a device where there is room.
 //!
 //! Owns: fetching, running and accounting for experts; placement decides speed only. Does not own:
 //! which experts a row takes (`model::router`), the dense part.
@@ -12,68 +12,23 @@ pub mod reader;
 pub mod replay;
 pub mod residency;
 pub mod shadow;
+pub mod vram;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::matrix::Matrix;
+pub use crate::expert::{Activation, Biases, Expert};
+use crate::gpu::Device;
 use crate::store::{Catalog, MatrixSource, VectorSource};
-use crate::telemetry::{Served, Tiers, Traffic};
+use crate::telemetry::{DeviceStatus, Served, Tiers, Traffic};
 pub use dispatch::{Routed, Tools};
 use heat::Heat;
 use policy::Policy;
 use prefetch::Prefetch;
 use reader::Reader;
 use residency::Residency;
-
-/// What an expert does between its products.
-#[derive(Clone, Copy, Debug)]
-pub enum Activation {
-    /// silu(gate) up
-    SwiGlu,
-    /// (up + 1) gate sigmoid(alpha gate), where gate is at most `limit` and up within it.
-    Clamped {
-        /// Steepness of the gate.
-        alpha: f32,
-        /// Bound of both.
-        limit: f32,
-    },
-}
-
-/// What is added to each product of an expert.
-#[derive(Clone, Debug)]
-pub struct Biases<T> {
-    /// To [`Expert::gate`], `[expert width]`.
-    pub gate: T,
-    /// To [`Expert::up`], `[expert width]`.
-    pub up: T,
-    /// To [`Expert::down`], `[hidden]`.
-    pub down: T,
-}
-
-/// One expert's weights in memory.
-pub struct Expert {
-    /// `[expert width, hidden]`
-    pub gate: Matrix,
-    /// `[expert width, hidden]`
-    pub up: Matrix,
-    /// `[hidden, expert width]`
-    pub down: Matrix,
-    /// What is added to the products, if anything is.
-    pub biases: Option<Biases<Vec<f32>>>,
-    /// What is done between them.
-    pub activation: Activation,
-}
-
-impl Expert {
-    /// Bytes in memory.
-    pub fn bytes(&self) -> u64 {
-        let biases = self.biases.as_ref().map_or(0, |b| b.gate.len() + b.up.len() + b.down.len());
-        let matrices = self.gate.bytes() + self.up.bytes() + self.down.bytes();
-        (matrices + biases * size_of::<f32>()) as u64
-    }
-}
+use vram::Vram;
 
 /// One expert's weights on disk.
 #[derive(Clone, Debug)]
@@ -135,13 +90,19 @@ pub struct ExpertStore {
     residency: Residency<Expert>,
     policy: Policy,
     reader: Reader,
+    /// The tier above RAM, of a device that works.
+    vram: Option<Vram>,
     /// Experts that memory is promised to until they are read.
     pending: BTreeSet<usize>,
+    /// Experts to read ahead once RAM has room for them, the next one first.
+    ahead: VecDeque<usize>,
     /// Experts in memory that were read before anything needed them, and were not used since.
     unused: BTreeSet<usize>,
     prefetch: Prefetch,
     heat: Heat,
     total_bytes: u64,
+    /// What happened that nobody was told of.
+    notices: Vec<String>,
 }
 
 impl ExpertStore {
@@ -178,13 +139,31 @@ impl ExpertStore {
             residency: Residency::new(rows, cols, top_k, budget_bytes),
             policy: Policy::new(rows, cols, top_k),
             reader: Reader::new(catalog, &sources),
+            vram: None,
             pending: BTreeSet::new(),
+            ahead: VecDeque::new(),
             unused: BTreeSet::new(),
             prefetch: Prefetch::new(top_k),
             heat: Heat::new(sources.len()),
             total_bytes: sources.iter().map(ExpertSource::ram_bytes).sum(),
             sources,
+            notices: Vec::new(),
         })
+    }
+
+    /// Keeps the hottest experts on `device` from now on, as many as it takes.
+    pub fn use_device(&mut self, device: Box<dyn Device>) {
+        self.vram = Some(Vram::new(device));
+    }
+
+    /// The device, if there is one that works.
+    pub fn device(&self) -> Option<DeviceStatus> {
+        self.vram.as_ref().map(Vram::status)
+    }
+
+    /// What happened since the last call that somebody has to be told, one line each.
+    pub fn take_notices(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notices)
     }
 
     /// Sparse layers and experts in each.
@@ -230,10 +209,15 @@ impl ExpertStore {
     fn served(&mut self, index: usize) -> Served {
         let was_unused = self.unused.remove(&index);
         match (self.residency.contains(index), was_unused) {
+            _ if self.is_on_device(index) => Served::Vram,
             (false, _) => Served::Missed,
             (true, true) => Served::Ahead,
             (true, false) => Served::Cached,
         }
+    }
+
+    fn is_on_device(&self, index: usize) -> bool {
+        self.vram.as_ref().is_some_and(|vram| vram.holds(index))
     }
 
     /// Selection counters.
@@ -252,7 +236,8 @@ impl ExpertStore {
         self.policy.remember(counts);
         let mut used: Vec<usize> = (0..counts.len()).filter(|&index| counts[index] > 0).collect();
         used.sort_by_key(|&index| std::cmp::Reverse(counts[index]));
-        self.read_ahead(used.into_iter());
+        self.ahead = used.into();
+        self.read_ahead();
     }
 
     /// See [`Heat::take_hits`].
@@ -262,20 +247,23 @@ impl ExpertStore {
 
     /// Experts per tier.
     pub fn tiers(&self) -> Tiers {
-        let ram = self.residency.len();
+        // What has come to the device has left RAM.
+        let (vram, ram) = (self.vram.as_ref().map_or(0, Vram::len), self.residency.len());
         Tiers {
-            vram: 0,
+            vram,
             ram,
-            disk: self.sources.len() - ram,
-            vram_bytes: 0,
+            disk: self.sources.len() - ram - vram,
+            vram_bytes: self.vram.as_ref().map_or(0, Vram::held_bytes),
             ram_bytes: self.residency.used_bytes(),
         }
     }
 
     /// The expert map, one byte an expert: `tier << 6 | heat level`.
     pub fn map(&self) -> Vec<u8> {
-        (0..self.sources.len())
-            .map(|i| u8::from(self.residency.contains(i)) << 6 | self.heat.level(i))
-            .collect()
+        let tier = |index| match self.is_on_device(index) {
+            true => 2,
+            false => u8::from(self.residency.contains(index)),
+        };
+        (0..self.sources.len()).map(|i| tier(i) << 6 | self.heat.level(i)).collect()
     }
 }

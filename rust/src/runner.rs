@@ -8,9 +8,10 @@ use std::time::Instant;
 
 use crate::config::Config;
 use crate::cpu::{self, Isa, Memory};
-use crate::error::{Error, Result, human_bytes};
+use crate::error::{Error, Result, human_bytes, one_line};
 use crate::experts::history::{HISTORY, History};
 use crate::experts::{ExpertSource, ExpertStore};
+use crate::gpu::DeviceKind;
 use crate::kernels::Kernels;
 use crate::kv::{KvSlot, LayerLayout};
 use crate::model::{Logits, Model, Row, Step, Survey, Trace};
@@ -43,6 +44,10 @@ pub struct RunnerOptions {
     pub expert_slots: Option<usize>,
     /// Whether experts are read that a layer will probably need.
     pub prefetch: bool,
+    /// Where experts are kept above memory; none keeps them in memory and on disk alone.
+    pub device: Option<DeviceKind>,
+    /// Bytes of experts on the device; none takes what it has.
+    pub vram_bytes: Option<u64>,
     /// Folder in which to remember what experts were used; none remembers nothing.
     pub state_dir: Option<PathBuf>,
     /// Further folders with shards of the model.
@@ -61,6 +66,8 @@ impl Default for RunnerOptions {
             isa: None,
             expert_slots: None,
             prefetch: true,
+            device: None,
+            vram_bytes: None,
             state_dir: None,
             more_dirs: Vec::new(),
             reads: Reads::Auto,
@@ -153,13 +160,19 @@ impl Runner {
                 if past_cache { ", past the page cache" } else { "" }
             ));
         }
+        let isa = options.isa.unwrap_or_else(Isa::detect);
+        if let Some(kind) = options.device {
+            experts.use_device(kind.open(options.vram_bytes, isa)?);
+        } else if options.vram_bytes.is_some() {
+            notices.push("no device is in use, so --vram changes nothing".into());
+        }
         let history = match &options.state_dir {
             Some(state_dir) if model.n_experts > 0 => {
                 Some(remember(state_dir, dir, &model, &mut experts, &mut notices)?)
             }
             _ => None,
         };
-        let kernels = Kernels::new(options.isa.unwrap_or_else(Isa::detect));
+        let kernels = Kernels::new(isa);
         let team = Team::new(options.threads.unwrap_or_else(cpu::n_threads));
         let slots = (0..options.slots).map(|_| KvSlot::new(&layouts)).collect();
         Ok(Self {
@@ -201,10 +214,12 @@ impl Runner {
             interrupted,
         };
         let start = Instant::now();
-        let logits = self.model.decoder.forward(&mut step, wanted)?;
-        if let Some(said) = self.experts.end_step(rows.len(), start.elapsed()) {
-            eprintln!("notice: {said}");
+        let logits = self.model.decoder.forward(&mut step, wanted);
+        let slower_way = self.experts.end_step(rows.len(), start.elapsed());
+        for notice in self.experts.take_notices().into_iter().chain(slower_way) {
+            eprintln!("notice: {}", one_line(&notice));
         }
+        let logits = logits?;
         self.forwards += 1;
         for row in rows {
             self.slots[row.slot].commit(&[row.token]);

@@ -48,6 +48,8 @@ pub fn timed<R>(total: &mut Duration, f: impl FnOnce() -> R) -> R {
 /// Where an expert was when a row took it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Served {
+    /// On a device.
+    Vram,
     /// In memory, read ahead and not used since.
     Ahead,
     /// In memory, after it was used or was read for another use.
@@ -59,6 +61,8 @@ pub enum Served {
 /// Uses of routed experts, one for each row and rank, by where the expert was.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Uses {
+    /// See [`Served::Vram`].
+    pub vram: u64,
     /// See [`Served::Ahead`].
     pub ahead: u64,
     /// See [`Served::Cached`].
@@ -71,6 +75,7 @@ impl Uses {
     /// Adds `n` uses.
     pub fn add(&mut self, served: Served, n: u64) {
         match served {
+            Served::Vram => self.vram += n,
             Served::Ahead => self.ahead += n,
             Served::Cached => self.cached += n,
             Served::Missed => self.missed += n,
@@ -79,12 +84,12 @@ impl Uses {
 
     /// All of them.
     pub fn total(&self) -> u64 {
-        self.ahead + self.cached + self.missed
+        self.vram + self.ahead + self.cached + self.missed
     }
 
     /// Share of them served from memory, in percent; 0 for none.
     pub fn hit_pct(&self) -> f64 {
-        let (hits, all) = (self.ahead + self.cached, self.total());
+        let (hits, all) = (self.total() - self.missed, self.total());
         if all > 0 { 100.0 * hits as f64 / all as f64 } else { 0.0 }
     }
 }
@@ -106,6 +111,7 @@ impl Traffic {
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
             uses: Uses {
+                vram: self.uses.vram - earlier.uses.vram,
                 ahead: self.uses.ahead - earlier.uses.ahead,
                 cached: self.uses.cached - earlier.uses.cached,
                 missed: self.uses.missed - earlier.uses.missed,
@@ -129,6 +135,19 @@ pub struct Tiers {
     pub vram_bytes: u64,
     /// Bytes in RAM.
     pub ram_bytes: u64,
+}
+
+/// A device that holds experts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceStatus {
+    /// What people know it by.
+    pub name: String,
+    /// Bytes of its memory.
+    pub total_bytes: u64,
+    /// Bytes of it that experts take, those on their way included.
+    pub used_bytes: u64,
+    /// Experts on it.
+    pub experts: usize,
 }
 
 /// Shannon entropy in bits of a histogram; 0 for an empty one.
@@ -157,8 +176,10 @@ mod tests {
         uses.add(Served::Ahead, 1);
         uses.add(Served::Cached, 2);
         uses.add(Served::Missed, 5);
-        assert_eq!(uses, Uses { ahead: 1, cached: 2, missed: 5 });
+        assert_eq!(uses, Uses { vram: 0, ahead: 1, cached: 2, missed: 5 });
         assert_eq!(uses.hit_pct(), 37.5);
+        uses.add(Served::Vram, 8);
+        assert_eq!((uses.total(), uses.hit_pct()), (16, 68.75));
     }
 
     #[test]

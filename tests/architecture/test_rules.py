@@ -234,7 +234,7 @@ def test_help_loads_nothing_heavy() -> None:
 RUST_LEVELS = [
     {"error", "cpu", "memory"},
     {"dtype", "stdio", "tensor", "matrix", "quant"},
-    {"kernels", "threads", "store", "gpu"},
+    {"kernels", "threads", "store", "expert", "gpu"},
     {"config", "tokenizer", "template", "kv", "sample", "grammar", "telemetry"},
     {"experts"},
     {"model"},

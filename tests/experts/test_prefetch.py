@@ -21,7 +21,7 @@ def answers(state: Path, **settings: object) -> tuple[list[Answer], dict[str, An
     Nothing is remembered of earlier runs, so that only guesses read ahead.
     """
     with Wire(demo_folder(), slots=3, COLIBRI_STATE_DIR=state, **settings) as wire:
-        return wire.ask(REQUESTS[:1]) + wire.ask(REQUESTS), wire.perf
+        return wire.ask(REQUESTS[:1]) + wire.ask(REQUESTS), wire.latest["PERF"]
 
 
 @pytest.fixture(scope="module")

@@ -96,6 +96,10 @@ def test_generate_names_the_one_argument_at_once(
         ("ram_gb", 0, ValueError),
         ("ram_gb", math.inf, ValueError),
         ("ram_gb", "1", TypeError),
+        ("vram_gb", 0, ValueError),
+        ("vram_gb", "1", TypeError),
+        ("device", "cuda", ValueError),
+        ("device", 0, TypeError),
     ],
 )
 def test_loading_names_the_one_argument(name: str, value: Any, kind: type[Exception]) -> None:

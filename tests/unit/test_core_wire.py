@@ -83,6 +83,7 @@ RECORDS = [
             "uses_cached": None,
             "uses_missed": None,
             "bytes_read": None,
+            "uses_vram": None,
         },
     ),
     (
@@ -103,6 +104,7 @@ RECORDS = [
             "uses_cached": 2,
             "uses_missed": 3,
             "bytes_read": 4,
+            "uses_vram": None,
         },
     ),
     (

@@ -27,7 +27,7 @@ COMPUTING = WAITING | {"expert_wait_s": 1.0, "expert_matmul_s": 7.0}
 NEITHER = WAITING | {"expert_wait_s": 1.0, "expert_matmul_s": 1.0}
 # What the C engine tells.
 TIMES_ALONE = WAITING | dict.fromkeys(
-    ("ffn_s", "reading_s", "uses_ahead", "uses_cached", "uses_missed", "bytes_read")
+    ("ffn_s", "reading_s", "uses_ahead", "uses_cached", "uses_missed", "bytes_read", "uses_vram")
 )
 
 
@@ -77,6 +77,8 @@ def test_what_an_engine_does_not_tell_is_not_made_up() -> None:
         "would help",
     }
     assert uses(TIMES_ALONE) == {}
+    assert list(uses(WAITING)) == ["read ahead", "cached", "missed"], "there is no device"
+    assert uses(WAITING | {"uses_vram": 9})["on the device"] == 9
     assert read_rate(TIMES_ALONE) is None
     assert read_rate(WAITING | {"bytes_read": 0, "reading_s": 0.0}) is None
     assert read_rate(WAITING) == 4e8

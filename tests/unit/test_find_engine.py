@@ -30,9 +30,11 @@ def test_then_the_command_beside_the_interpreter(
 
 
 def test_every_setting_reaches_the_command_line() -> None:
-    config = EngineConfig(Path("m"), ctx=3000, slots=2, ram_gb=1.5, threads=3, command=("e",))
+    config = EngineConfig(
+        Path("m"), ctx=3000, slots=2, ram_gb=1.5, vram_gb=80, threads=3, command=("e",)
+    )
     assert " ".join(config.argv()) == (
-        "e --mux --model m --ctx 3000 --slots 2 --ram 1.5 --threads 3 --progress"
+        "e --mux --model m --ctx 3000 --slots 2 --ram 1.5 --vram 80 --threads 3 --progress"
     )
     assert "--ram" not in EngineConfig(Path("m"), command=("e",)).argv()
 
@@ -42,8 +44,9 @@ def test_every_setting_reaches_the_environment(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("CTX", "7")
     monkeypatch.setenv("RAM_GB", "9")
     monkeypatch.setenv("HINT", "kept")
-    config = EngineConfig(Path("m"), ctx=3000, slots=2, ram_gb=1.5)
+    config = EngineConfig(Path("m"), ctx=3000, slots=2, ram_gb=1.5, vram_gb=0.25)
     mux = {"SERVE": "1", "SERVE_BATCH": "1", "KV_SLOTS": "2", "CTX": "3000", "RAM_GB": "1.5"}
+    mux |= {"VRAM_GB": "0.25"}
     mux |= {"COLI_MODEL": "m", "SNAP": "m"}
     assert config.environment() == {**os.environ, **mux}
     # Without a budget, what the user has set for the engine holds.

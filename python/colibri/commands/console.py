@@ -134,7 +134,12 @@ def engine_config(args: argparse.Namespace, model: ModelInfo, slots: int) -> Eng
     """Returns what to start from the arguments."""
     ctx = args.ctx or min(DEFAULT_CTX, model.trained_ctx or DEFAULT_CTX)
     return EngineConfig(
-        model=model.path, ctx=ctx, slots=slots, ram_gb=args.ram, threads=args.threads
+        model=model.path,
+        ctx=ctx,
+        slots=slots,
+        ram_gb=args.ram,
+        vram_gb=args.vram,
+        threads=args.threads,
     )
 
 

@@ -9,9 +9,11 @@ use std::time::Instant;
 
 use super::prefetch::Guess;
 use super::reader::Landed;
-use super::{Activation, Expert, ExpertStore};
+use super::vram::Vram;
+use super::{Expert, ExpertStore};
 use crate::error::{Error, Result};
-use crate::kernels::{Kernels, add_bias};
+use crate::gpu::{Fault, Work};
+use crate::kernels::Kernels;
 use crate::telemetry::{Phases, timed};
 use crate::threads::Team;
 
@@ -29,6 +31,10 @@ const MAX_PENDING: usize = 64;
 
 /// (row, rank) of each selection of an expert.
 type Selections = Vec<(usize, usize)>;
+
+/// Experts of a step that are not computed yet: for each its place among the step's experts, and
+/// its selections.
+type Share = BTreeMap<usize, (usize, Selections)>;
 
 /// One expert's share of a step.
 struct Task {
@@ -80,6 +86,7 @@ impl ExpertStore {
                 self.unused.insert(index);
             }
         }
+        while self.end_upload(false) {}
         self.count(map_row, routed, &union);
         // Where each selection's finished row is: [row][rank] -> (expert's place, row of it).
         let mut places = vec![(0, 0); routed.len() * top_k];
@@ -89,6 +96,8 @@ impl ExpertStore {
             }
         }
         let outputs = self.outputs(union, x, hidden, tools, phases, beside)?;
+        // Nothing is read for the step any more that this would be in the way of.
+        self.promote(map_row);
         let mut sums = vec![0.0f32; x.len()];
         tools.team.for_each_chunk(&mut sums, hidden, x.len() * top_k, |row, sum| {
             let places = &places[row * top_k..][..top_k];
@@ -110,8 +119,12 @@ impl ExpertStore {
         self.prefetch.count(uses.missed - before.missed, uses.total() - before.total());
         if !self.holds_all() {
             self.end_guesses(|index| union.contains_key(&index));
+        }
+        if !self.holds_all() || self.vram.is_some() {
+            let vram = self.vram.as_ref();
+            let in_ram = union.keys().filter(|&&i| vram.is_none_or(|vram| !vram.holds(i)));
             let bytes = |&index: &usize| (index, self.sources[index].ram_bytes());
-            self.residency.touch(union.keys().map(bytes));
+            self.residency.touch(in_ram.map(bytes));
             self.residency.forget_victims(self.rows.div_ceil(4));
             self.policy.take(map_row, routed.iter().map(|choice| &choice.experts[..]));
         }
@@ -120,7 +133,7 @@ impl ExpertStore {
     /// The output of each expert of `union`, in its order: `[selections][hidden]`.
     ///
     /// Those that are in memory are computed while the others are read; these are computed as
-    /// they come, and asked for as early as the budget allows.
+    /// they come, and asked for as early as the budget allows. The device has until then for its own.
     fn outputs(
         &mut self,
         union: BTreeMap<usize, Selections>,
@@ -131,16 +144,21 @@ impl ExpertStore {
         beside: impl FnOnce() -> Option<Guess>,
     ) -> Result<Vec<Vec<f32>>> {
         let mut outputs = vec![Vec::new(); union.len()];
-        let mut tasks = Vec::new();
-        let mut missing = BTreeMap::new();
+        let (mut tasks, mut in_use) = (Vec::new(), Vec::new());
+        let (mut given, mut missing) = (Share::new(), Share::new());
         for (place, (index, selections)) in union.into_iter().enumerate() {
-            match self.residency.get(index) {
-                Some(expert) => tasks.push((index, Task { place, expert, selections })),
-                None => drop(missing.insert(index, (place, selections))),
+            if self.is_on_device(index) {
+                given.insert(index, (place, selections));
+            } else if let Some(expert) = self.residency.get(index) {
+                in_use.push(index);
+                tasks.push(Task { place, expert, selections });
+            } else {
+                missing.insert(index, (place, selections));
             }
         }
-        let in_use: Vec<usize> = tasks.iter().map(|(index, _)| *index).collect();
-        let mut tasks: Vec<Task> = tasks.into_iter().map(|(_, task)| task).collect();
+        if !self.submit(&given, x) {
+            missing.append(&mut given);
+        }
         // What is being read ahead already has its memory, and only has to come sooner.
         let (coming, mut absent): (VecDeque<usize>, VecDeque<usize>) =
             missing.keys().partition(|&index| self.pending.contains(index));
@@ -148,7 +166,7 @@ impl ExpertStore {
             self.reader.hurry(index);
         }
         let mut asked = coming.len();
-        asked += self.request(&mut absent, asked, &in_use);
+        asked += self.request(&mut absent, asked, &in_use, phases);
         if let Some(guess) = beside() {
             self.expect(&guess, &in_use);
         }
@@ -158,17 +176,32 @@ impl ExpertStore {
             let inner = tasks.first().map_or(0, |task| task.expert.gate.n_out);
             let done = timed(&mut phases.expert_matmul, || {
                 let work = rows * inner * hidden * 3;
-                tools.team.map(&tasks, work, |task| task.run(x, hidden, tools.kernels))
+                tools.team.map(&tasks, work, |task| task.run(x, tools.kernels))
             });
             for (task, output) in tasks.drain(..).zip(done) {
                 outputs[task.place] = output;
             }
             if failure.is_none() {
-                asked += self.request(&mut absent, asked, &[]);
+                asked += self.request(&mut absent, asked, &[], phases);
             }
             // Where nothing could be asked for, what is read ahead has all the memory until it comes.
             if asked == 0 && (failure.is_some() || missing.is_empty()) {
-                return failure.map_or(Ok(outputs), Err);
+                if given.is_empty() {
+                    return failure.map_or(Ok(outputs), Err);
+                }
+                let given = std::mem::take(&mut given);
+                match timed(&mut phases.expert_matmul, || self.collect()) {
+                    Some(done) => {
+                        for ((place, _), output) in given.into_values().zip(done) {
+                            outputs[place] = output;
+                        }
+                    }
+                    None => {
+                        absent.extend(given.keys());
+                        missing.extend(given);
+                    }
+                }
+                continue;
             }
             let start = Instant::now();
             let mut next = Some(self.reader.wait());
@@ -217,30 +250,45 @@ impl ExpertStore {
 
     /// Asks for experts as long as there is room for them beside those `in_use`; `asked` for are
     /// some already. Returns how many more.
-    fn request(&mut self, absent: &mut VecDeque<usize>, asked: usize, in_use: &[usize]) -> usize {
+    fn request(
+        &mut self,
+        absent: &mut VecDeque<usize>,
+        asked: usize,
+        in_use: &[usize],
+        phases: &mut Phases,
+    ) -> usize {
         let mut more = 0;
         while let Some(&index) = absent.front().filter(|_| asked + more < MAX_PENDING) {
-            if !self.make_room(self.sources[index].ram_bytes(), in_use) {
+            if self.make_room(self.sources[index].ram_bytes(), in_use) {
+                self.pending.insert(index);
+                self.reader.request(index);
+                absent.pop_front();
+                more += 1;
+                continue;
+            }
+            // Room comes from what is computed or read next, else only from what is on its way to
+            // the device.
+            let is_stuck = asked + more == 0 && in_use.is_empty();
+            if !is_stuck || !timed(&mut phases.expert_wait, || self.end_upload(true)) {
                 break;
             }
-            self.pending.insert(index);
-            self.reader.request(index);
-            absent.pop_front();
-            more += 1;
         }
         more
     }
 
     /// Promises memory to an expert: free one, else that of experts to be read ahead, else that
-    /// of those in memory but the ones `in_use`. False if even that is not enough.
+    /// of those in memory but the ones `in_use` or on their way to the device. False if even that
+    /// is not enough.
     fn make_room(&mut self, bytes: u64, in_use: &[usize]) -> bool {
         while !self.residency.has_room(bytes) {
             let Some(index) = self.reader.withdraw() else { break };
             self.pending.remove(&index);
             self.residency.take_back(self.sources[index].ram_bytes());
         }
-        let is_promised =
-            self.residency.promise(bytes, &self.policy, |index| in_use.contains(&index));
+        let vram = self.vram.as_ref();
+        let is_promised = self.residency.promise(bytes, &self.policy, |index| {
+            in_use.contains(&index) || vram.is_some_and(|vram| vram.is_uploading(index))
+        });
         self.recycle();
         is_promised
     }
@@ -252,53 +300,91 @@ impl ExpertStore {
         }
     }
 
-    /// Asks for experts, the hottest first, as long as the budget has room.
-    pub fn read_ahead(&mut self, hottest: impl Iterator<Item = usize>) {
-        for index in hottest {
+    /// Asks for the experts to be read ahead, as long as the budget has room.
+    pub(super) fn read_ahead(&mut self) {
+        while let Some(&index) = self.ahead.front() {
             let bytes = self.sources[index].ram_bytes();
             if !self.residency.has_room(bytes) {
                 return;
             }
-            if self.residency.contains(index) || !self.pending.insert(index) {
+            self.ahead.pop_front();
+            let is_there = self.residency.contains(index) || self.is_on_device(index);
+            if is_there || !self.pending.insert(index) {
                 continue;
             }
             self.residency.promise(bytes, &self.policy, |_| true);
             self.reader.request_ahead(index);
         }
     }
+
+    /// Has the device begin to compute the experts `given` to it. False if it is lost.
+    fn submit(&mut self, given: &Share, x: &[f32]) -> bool {
+        let Some(vram) = self.vram.as_mut().filter(|_| !given.is_empty()) else { return true };
+        let rows =
+            |selections: &Selections| selections.iter().map(|&(row, _)| row as u32).collect();
+        let work: Vec<Work> =
+            given.iter().map(|(&key, (_, chosen))| Work { key, rows: rows(chosen) }).collect();
+        let begun = vram.submit(x, &work);
+        begun.map_err(|fault| self.lose_device(&fault)).is_ok()
+    }
+
+    /// What the device has computed, in the order it was given. None if it is lost.
+    fn collect(&mut self) -> Option<Vec<Vec<f32>>> {
+        let done = self.vram.as_mut()?.collect();
+        done.map_err(|fault| self.lose_device(&fault)).ok()
+    }
+
+    /// Sends the hottest experts in RAM to the device, where there is one.
+    fn promote(&mut self, map_row: usize) {
+        let Some(vram) = &mut self.vram else { return };
+        if map_row == 0 {
+            vram.plan(self.sources.len(), &self.policy, |index| self.residency.contains(index));
+        }
+        let mut demoted = Vec::new();
+        let begun = vram.promote(|index| self.residency.get(index), &mut demoted);
+        for index in demoted {
+            // Back into RAM where that has room.
+            self.ahead.push_front(index);
+        }
+        self.ahead.truncate(self.sources.len());
+        if let Err(fault) = begun {
+            self.upload_failed(&fault);
+        }
+        self.read_ahead();
+    }
+
+    /// Takes note of the next upload that has ended; `wait`s for it if asked to. False if there is none.
+    fn end_upload(&mut self, wait: bool) -> bool {
+        match self.vram.as_mut().and_then(|vram| vram.uploaded(wait)) {
+            None => return false,
+            Some(Ok(index)) => {
+                self.residency.give_up(index);
+                // No read was promised its memory.
+                drop(self.residency.take_gone());
+            }
+            Some(Err(fault)) => self.upload_failed(&fault),
+        }
+        true
+    }
+
+    fn upload_failed(&mut self, fault: &Fault) {
+        match fault {
+            Fault::OutOfMemory => {
+                self.notices.extend(self.vram.as_mut().and_then(Vram::stop_growing));
+            }
+            Fault::Lost(_) => self.lose_device(fault),
+        }
+    }
+
+    /// What was on the device is read again when it is needed.
+    fn lose_device(&mut self, fault: &Fault) {
+        self.notices.extend(self.vram.take().map(|vram| vram.obituary(fault)));
+    }
 }
 
 impl Task {
     /// The expert's output for each selected row, in the order of `selections`.
-    fn run(&self, x: &[f32], hidden: usize, kernels: &Kernels) -> Vec<f32> {
-        let solo = Team::new(1);
-        let expert = &*self.expert;
-        let mut input = Vec::with_capacity(self.selections.len() * hidden);
-        for &(row, _) in &self.selections {
-            input.extend_from_slice(&x[row * hidden..(row + 1) * hidden]);
-        }
-        let inner = match (&expert.activation, &expert.biases) {
-            (Activation::SwiGlu, None) => kernels.gated(&solo, &expert.gate, &expert.up, &input),
-            (activation, biases) => {
-                let mut gate = kernels.matmul(&solo, &expert.gate, &input);
-                let mut up = kernels.matmul(&solo, &expert.up, &input);
-                if let Some(biases) = biases {
-                    add_bias(&mut gate, &biases.gate);
-                    add_bias(&mut up, &biases.up);
-                }
-                match *activation {
-                    Activation::SwiGlu => kernels.silu_mul(&mut gate, &up),
-                    Activation::Clamped { alpha, limit } => {
-                        kernels.clamped_swiglu(&mut gate, &up, alpha, limit);
-                    }
-                }
-                gate
-            }
-        };
-        let mut y = kernels.matmul(&solo, &expert.down, &inner);
-        if let Some(biases) = &expert.biases {
-            add_bias(&mut y, &biases.down);
-        }
-        y
+    fn run(&self, x: &[f32], kernels: &Kernels) -> Vec<f32> {
+        self.expert.forward(kernels, x, self.selections.iter().map(|&(row, _)| row))
     }
 }

@@ -53,6 +53,13 @@ struct Use {
     fast: f32,
 }
 
+impl Use {
+    /// Share of rows with a use, in the long run, `age` rows after the last one.
+    fn slow_share(&self, age: f32) -> f32 {
+        self.slow * fade(age, SLOW_HALF_LIFE) / every_row(SLOW_HALF_LIFE)
+    }
+}
+
 #[derive(Clone, Copy, Default)]
 struct Class {
     chances: f32,
@@ -143,7 +150,7 @@ impl Policy {
     fn class(&self, index: usize, row: u64) -> (usize, f32) {
         let used = self.uses[index];
         let age = row.saturating_sub(used.last) as f32;
-        let slow = used.slow * fade(age, SLOW_HALF_LIFE) / every_row(SLOW_HALF_LIFE);
+        let slow = used.slow_share(age);
         let fast = used.fast * fade(age, FAST_HALF_LIFE) / every_row(FAST_HALF_LIFE);
         let octaves = |share: f32| (share / self.mean).max(f32::MIN_POSITIVE).log2();
         let ages = (age.max(1.0).log2() as usize).min(AGES - 1);
@@ -162,6 +169,12 @@ impl Policy {
     /// Whether the next layer will probably take it.
     pub fn is_expected(&self, index: usize) -> bool {
         self.expected.contains(&index)
+    }
+
+    /// Share of rows that take the expert, in the long run.
+    pub fn frequency(&self, index: usize) -> f32 {
+        let used = self.uses[index];
+        used.slow_share(self.now.saturating_sub(used.last) as f32)
     }
 
     /// How long until the expert is needed, in layers computed, seen from the current layer.

@@ -238,22 +238,26 @@ impl ExpertStore {
     /// one about the same layer named alone.
     pub fn expect(&mut self, guess: &Guess, in_use: &[usize]) {
         let (cols, map_row) = (self.cols, guess.map_row);
-        let likely = self.prefetch.note(
-            guess,
-            |expert| map_row * cols + expert,
-            |index| !self.residency.contains(index),
-        );
+        let (residency, vram) = (&self.residency, &self.vram);
+        let is_there = |index| {
+            residency.contains(index) || vram.as_ref().is_some_and(|vram| vram.holds(index))
+        };
+        let index = |expert| map_row * cols + expert;
+        let likely = self.prefetch.note(guess, index, |index| !is_there(index));
         self.withdraw_unless(|index| likely.contains(&index));
         self.policy.expect(&likely);
         self.residency.spare(&likely);
         let mut asked = Vec::new();
         for index in likely {
-            if self.residency.contains(index) || self.pending.contains(&index) {
+            let is_there = self.residency.contains(index) || self.is_on_device(index);
+            if is_there || self.pending.contains(&index) {
                 continue;
             }
-            let (policy, step) = (&self.policy, self.rows as f32);
+            let (policy, vram, step) = (&self.policy, &self.vram, self.rows as f32);
             let keep = |other| {
-                in_use.contains(&other) || policy.is_expected(other) || policy.wait(other) < step
+                let is_uploading = vram.as_ref().is_some_and(|vram| vram.is_uploading(other));
+                let is_likely = policy.is_expected(other) || policy.wait(other) < step;
+                in_use.contains(&other) || is_uploading || is_likely
             };
             let bytes = self.sources[index].ram_bytes();
             let is_promised = self.residency.promise(bytes, policy, keep);

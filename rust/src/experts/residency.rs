@@ -146,7 +146,8 @@ impl<T> Residency<T> {
         }
     }
 
-    fn give_up(&mut self, index: usize) {
+    /// Takes the expert out of RAM, if it is there.
+    pub fn give_up(&mut self, index: usize) {
         if let Some(gone) = self.entries[index].take() {
             self.used_bytes -= gone.bytes;
             self.len -= 1;

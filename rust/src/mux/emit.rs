@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::Wire;
 use super::frame::{
-    self, HwInfoRecord, MorePerf, PerfRecord, ProfRecord, StatRecord, TiersRecord, TopkToken,
-    TurnRecord,
+    self, GpuRecord, HwInfoRecord, MorePerf, PerfRecord, ProfRecord, StatRecord, TiersRecord,
+    TopkToken, TurnRecord,
 };
 use crate::cpu::{self, Memory};
 use crate::engine::{Engine, Event, Turn};
@@ -57,8 +57,8 @@ impl Emitter {
         self.out.write(frame::write_ready);
         let stat = StatRecord { emitted: 0, tok_s: 0.0, hit_pct: 0.0, rss_gb: rss_gb() };
         self.out.write(|out| frame::write_stat(out, &stat));
-        self.hwinfo();
-        self.out.write(|out| frame::write_gpus(out, &[]));
+        self.hwinfo(engine);
+        self.gpus(engine);
         self.tiers(engine);
         self.map(engine);
         if self.wire.has_caps() {
@@ -174,14 +174,14 @@ impl Emitter {
 
     fn done(&mut self, id: u64, turn: &Turn, engine: &mut Engine) {
         self.prefills.remove(&id);
-        self.hwinfo();
+        self.hwinfo(engine);
         if self.wire.has_details() {
             let mut perf = perf_record(turn.wall_s, &turn.phases);
             perf.more = self.wire.has_caps().then(|| more_perf(turn));
             self.out.write(|out| frame::write_perf(out, id, &perf));
             self.out.write(|out| frame::write_entropy(out, &turn.entropy));
         }
-        self.out.write(|out| frame::write_gpus(out, &[]));
+        self.gpus(engine);
         self.tiers(engine);
         self.map(engine);
         self.hits(engine);
@@ -216,18 +216,28 @@ impl Emitter {
         self.out.write(|out| frame::write_hits(out, rows, cols, &hits));
     }
 
-    fn hwinfo(&mut self) {
+    fn hwinfo(&mut self, engine: &Engine) {
         let memory = Memory::read();
+        let device = engine.runner.experts.device();
         let record = HwInfoRecord {
             cores: cpu::n_threads() as u64,
             ram_total_gb: memory.total_bytes as f64 / 1e9,
             ram_avail_gb: memory.available_bytes as f64 / 1e9,
-            ngpu: 0,
-            vram_total_gb: 0.0,
+            ngpu: u64::from(device.is_some()),
+            vram_total_gb: device.as_ref().map_or(0.0, |device| device.total_bytes as f64 / 1e9),
             cpu_name: self.cpu_name.clone(),
-            gpu_name: "none".into(),
+            gpu_name: device.map_or_else(|| "none".into(), |device| device.name),
         };
         self.out.write(|out| frame::write_hwinfo(out, &record));
+    }
+
+    fn gpus(&mut self, engine: &Engine) {
+        let device = engine.runner.experts.device().map(|device| GpuRecord {
+            used_gb: device.used_bytes as f64 / 1e9,
+            total_gb: device.total_bytes as f64 / 1e9,
+            experts: device.experts as u64,
+        });
+        self.out.write(|out| frame::write_gpus(out, device.as_slice()));
     }
 
     fn tiers(&mut self, engine: &Engine) {
@@ -264,6 +274,7 @@ fn more_perf(turn: &Turn) -> MorePerf {
         uses_cached: uses.cached,
         uses_missed: uses.missed,
         bytes_read,
+        uses_vram: (uses.vram > 0).then_some(uses.vram),
     }
 }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use clap::ValueEnum;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -13,6 +14,7 @@ use super::sampling::Sampling;
 use crate::cpu::Isa;
 use crate::engine::{Engine, Event, Generated, MAX_PREFILL_CHUNK, Request};
 use crate::error::Error;
+use crate::gpu::DeviceKind;
 use crate::model::{Logits, Row, Trace};
 use crate::runner::RunnerOptions;
 use crate::store::split_dirs;
@@ -37,7 +39,7 @@ fn lock(engine: &Mutex<Engine>) -> MutexGuard<'_, Engine> {
 #[pymethods]
 impl Model {
     #[new]
-    #[pyo3(signature = (path, ram_gb, ctx, threads, progress=None, isa=None, prefill_chunk=None, expert_slots=None, model_dirs=None))]
+    #[pyo3(signature = (path, ram_gb, ctx, threads, progress=None, isa=None, prefill_chunk=None, expert_slots=None, model_dirs=None, vram_gb=None, device=None))]
     #[allow(clippy::too_many_arguments, reason = "what the stub file says")]
     fn new(
         py: Python<'_>,
@@ -50,18 +52,29 @@ impl Model {
         prefill_chunk: Option<usize>,
         expert_slots: Option<usize>,
         model_dirs: Option<&str>,
+        vram_gb: Option<f64>,
+        device: Option<&str>,
     ) -> PyResult<Self> {
         if ctx.is_some_and(|ctx| ctx < 2) {
             return Err(PyValueError::new_err("ctx: at least 2 tokens are needed"));
         }
-        if ram_gb.is_some_and(|gb| !gb.is_finite() || gb <= 0.0) {
-            return Err(PyValueError::new_err("ram_gb: a positive number is expected"));
+        for (name, gb) in [("ram_gb", ram_gb), ("vram_gb", vram_gb)] {
+            if gb.is_some_and(|gb| !gb.is_finite() || gb <= 0.0) {
+                return Err(PyValueError::new_err(format!(
+                    "{name}: a positive number is expected"
+                )));
+            }
         }
         let options = RunnerOptions {
             ctx,
             ram_bytes: ram_gb.map(|gb| (gb * 1e9) as u64),
             threads,
             expert_slots,
+            device: device
+                .map(|name| DeviceKind::from_str(name, false))
+                .transpose()
+                .map_err(|_| PyValueError::new_err("device: must be host"))?,
+            vram_bytes: vram_gb.map(|gb| (gb * 1e9) as u64),
             more_dirs: model_dirs.map(split_dirs).unwrap_or_default(),
             isa: isa
                 .map(Isa::choose)

@@ -105,6 +105,8 @@ pub struct MorePerf {
     pub uses_missed: u64,
     /// `read`: bytes of experts read from files.
     pub bytes_read: u64,
+    /// `vram`: uses of experts on a device; none if that is not told.
+    pub uses_vram: Option<u64>,
 }
 
 /// `PROF`: what the C engine says of a turn in place of `PERF`; everything after prefill.

@@ -180,6 +180,9 @@ pub fn write_perf(out: &mut Vec<u8>, id: u64, times: &PerfRecord) {
         put!(out, " ffn={:.6} reading={:.6}", finite(more.ffn_s), finite(more.reading_s));
         put!(out, " ahead={} cached={}", more.uses_ahead, more.uses_cached);
         put!(out, " missed={} read={}", more.uses_missed, more.bytes_read);
+        if let Some(uses) = more.uses_vram {
+            put!(out, " vram={uses}");
+        }
     }
     out.push(b'\n');
 }
@@ -293,12 +296,17 @@ mod tests {
             uses_cached: 20,
             uses_missed: 3,
             bytes_read: 4096,
+            uses_vram: None,
         };
-        assert_eq!(
-            text(|out| write_perf(out, 1, &PerfRecord { more: Some(more), ..times })),
-            "PERF 1 1.500000 0.000000 0.000000 0.000000 0.000000 0.000000 0.000000 \
-             ffn=0.250000 reading=0.000000 ahead=1 cached=20 missed=3 read=4096\n"
-        );
+        let perf = "PERF 1 1.500000 0.000000 0.000000 0.000000 0.000000 0.000000 0.000000 \
+                    ffn=0.250000 reading=0.000000 ahead=1 cached=20 missed=3 read=4096";
+        for (uses_vram, told) in [(None, ""), (Some(7), " vram=7")] {
+            let more = Some(MorePerf { uses_vram, ..more });
+            assert_eq!(
+                text(|out| write_perf(out, 1, &PerfRecord { more, ..times })),
+                format!("{perf}{told}\n")
+            );
+        }
         let prof = ProfRecord {
             wall_s: 2.5,
             prompt_tokens: 7,
