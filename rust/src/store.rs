@@ -13,28 +13,28 @@ pub mod output;
 mod past_cache;
 pub mod plain;
 pub mod record;
+mod shard;
 mod source;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::ops::Bound;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
 pub use abandon::abandonable;
-use files::{MAX_JSON_BYTES, Stamp};
+use files::MAX_JSON_BYTES;
 pub use files::{open_regular, read_capped, read_json};
 use folders::{Shards, is_plain_name};
 pub use folders::{is_there, split_dirs};
-use header::{Header, read_header};
+use header::Header;
 use manifest::{Content, JOURNAL, MANIFEST, Manifest};
+use past_cache::Window;
 pub use past_cache::{ModelPart, Reads};
-use past_cache::{PastCache, Window};
 use record::{Digest, Part, RECORDS_KEY, Spare};
+use shard::Shard;
 use source::fp8;
 pub use source::{FusedRows, MatrixSource, StackedRows, VectorSource};
 
@@ -75,6 +75,10 @@ pub struct Tensor {
 }
 
 impl Tensor {
+    fn part(&self) -> ModelPart {
+        if self.routed { ModelPart::Experts } else { ModelPart::Dense }
+    }
+
     /// Where the part `index` of the outermost dimension lies.
     fn slab(&self, index: usize) -> Self {
         let bytes = self.bytes / self.shape[0];
@@ -86,22 +90,6 @@ impl Tensor {
             digest: None,
             ..*self
         }
-    }
-}
-
-struct Shard {
-    path: PathBuf,
-    file: File,
-    past_cache: Option<PastCache>,
-    stamp: Stamp,
-    /// Of everything before the first tensor.
-    header: blake3::Hash,
-}
-
-impl Shard {
-    /// What came of a `read`, if the file is still the one that was opened.
-    fn end_read(&self, read: std::io::Result<()>) -> Result<()> {
-        self.stamp.check(&self.file).and(read).map_err(|e| Error::io(&self.path, e))
     }
 }
 
@@ -272,9 +260,7 @@ impl Catalog {
     }
 
     fn add_shard(&mut self, path: &Path) -> Result<()> {
-        let file = open_regular(path)?;
-        let stamp = Stamp::of(&file).map_err(|e| Error::io(path, e))?;
-        let Header { metadata, data_start, hash } = read_header(path, &file, stamp.bytes)?;
+        let (opened, Header { metadata, data_start, .. }) = Shard::open(path)?;
         let mut records = self.read_records(path, &metadata)?;
         let shard = self.shards.len();
         let mut found = Vec::new();
@@ -311,9 +297,7 @@ impl Catalog {
             return Err(Error::bad_file(path, format!("describes tensor {name}, which it lacks")));
         }
         self.tensors.extend(found);
-        let past_cache = PastCache::of(&file);
-        let path = path.to_owned();
-        self.shards.push(Shard { path, file, past_cache, stamp, header: hash });
+        self.shards.push(opened);
         Ok(())
     }
 
@@ -446,14 +430,12 @@ impl Catalog {
         size: usize,
         take: &mut dyn FnMut(&[u8]) -> Result<()>,
     ) -> Result<()> {
-        let file = &self.shards[tensor.shard].file;
-        let is_past_cache = self.past_cache(tensor, 0, tensor.bytes).is_some();
+        let shard = &self.shards[tensor.shard];
+        let past_cache = self.is_past_cache(tensor.part());
         let advise = |from: usize, bytes: usize| {
             let from = from.min(tensor.bytes);
-            let bytes = bytes.min(tensor.bytes - from) as u64;
-            if !is_past_cache {
-                files::will_need(file, tensor.offset + from as u64, bytes);
-            }
+            let bytes = bytes.min(tensor.bytes - from);
+            shard.will_need(tensor.offset + from as u64, bytes, past_cache);
         };
         // Taken, so that `take` may read too.
         let mut window = PIECE.take();
@@ -485,53 +467,32 @@ impl Catalog {
         abandon::check()?;
         self.count(tensor, bytes);
         let (shard, at) = (&self.shards[tensor.shard], tensor.offset + from as u64);
-        let way = self.past_cache(tensor, from, bytes);
-        if let Some(Ok(range)) = way.map(|way| way.read_window(window, at, bytes)) {
-            shard.end_read(Ok(()))?;
-            return Ok(&window.bytes(0)[range]);
-        }
-        let piece = &mut window.bytes(bytes)[..bytes];
-        let read = shard.file.read_exact_at(piece, at);
-        shard.end_read(read)?;
-        Ok(piece)
+        let range = shard.read_window(window, at, bytes, self.is_past_cache(tensor.part()))?;
+        Ok(&window.bytes(0)[range])
     }
 
     /// Reads the bytes of `tensor` from byte `from` on, compared with nothing.
     pub fn read_at(&self, tensor: &Tensor, from: usize, out: &mut [u8]) -> Result<()> {
         let shard = &self.shards[tensor.shard];
-        let mut from = from;
-        for out in out.chunks_mut(abandon::piece_bytes()) {
+        let is_past_cache = self.is_past_cache(tensor.part());
+        let mut at = tensor.offset + from as u64;
+        for piece in out.chunks_mut(abandon::piece_bytes()) {
             abandon::check()?;
-            self.count(tensor, out.len());
-            let at = tensor.offset + from as u64;
-            let way = self.past_cache(tensor, from, out.len());
-            let read = match way.map(|way| way.read_exact_at(out, at)) {
-                Some(Ok(())) => Ok(()),
-                // What goes wrong past the cache is tried the plain way, which tells what is the matter.
-                Some(Err(_)) | None => shard.file.read_exact_at(out, at),
-            };
-            shard.end_read(read)?;
-            from += out.len();
+            self.count(tensor, piece.len());
+            shard.read_exact_at(piece, at, is_past_cache)?;
+            at += piece.len() as u64;
         }
         Ok(())
     }
 
     fn count(&self, tensor: &Tensor, bytes: usize) {
-        self.read[usize::from(tensor.routed)].fetch_add(bytes as u64, Ordering::Relaxed);
-    }
-
-    /// The way past the page cache, if `bytes` bytes of `tensor` from byte `from` on are to go it.
-    fn past_cache(&self, tensor: &Tensor, from: usize, bytes: usize) -> Option<&PastCache> {
-        let is_wanted = self.is_past_cache[usize::from(tensor.routed)].load(Ordering::Relaxed);
-        let past_cache = self.shards[tensor.shard].past_cache.as_ref().filter(|_| is_wanted);
-        past_cache.filter(|way| way.suits(tensor.offset + from as u64, bytes))
+        self.read[tensor.part() as usize].fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     /// Says whether what is not in the system's page cache is to be read past it from now on, where
     /// that is possible.
     pub fn read_past_cache(&self, part: ModelPart, is_past_cache: bool) {
-        let is_past_cache =
-            is_past_cache && self.shards.iter().any(|shard| shard.past_cache.is_some());
+        let is_past_cache = is_past_cache && self.shards.iter().any(Shard::has_past_cache);
         self.is_past_cache[part as usize].store(is_past_cache, Ordering::Relaxed);
     }
 

@@ -12,15 +12,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::{Expert, ExpertSource};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::store::{Catalog, abandonable};
 
 /// Reads at once: what keeps a drive busy, which orders and joins them by itself.
 const THREADS: usize = 8;
 /// Of these, most that read ahead, so that what is needed now does not wait long for them.
 const THREADS_AHEAD: usize = 2;
-/// A read that failed is tried once more: a drive or a network may have lost it by chance.
-const TRIES: usize = 2;
 
 /// An expert that was read, or why not.
 pub struct Landed {
@@ -275,12 +273,7 @@ impl Drop for Reader {
 
 fn read(catalog: &Catalog, sources: &[ExpertSource], index: usize) -> Landed {
     let start = Instant::now();
-    let mut expert = sources[index].load(catalog);
-    for _ in 1..TRIES {
-        if matches!(expert, Err(Error::Io { .. })) {
-            expert = sources[index].load(catalog);
-        }
-    }
+    let expert = sources[index].load(catalog);
     Landed { index, expert, service: start.elapsed() }
 }
 

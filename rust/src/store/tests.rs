@@ -1,5 +1,6 @@
 //! Folders and files as strangers make them.
 
+use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 
 use super::*;
