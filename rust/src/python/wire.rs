@@ -208,6 +208,7 @@ fn to_python(py: Python<'_>, record: Record) -> PyResult<(&'static str, Bound<'_
             fields.set_item("uses_cached", more.map(|more| more.uses_cached))?;
             fields.set_item("uses_missed", more.map(|more| more.uses_missed))?;
             fields.set_item("bytes_read", more.map(|more| more.bytes_read))?;
+            fields.set_item("experts_ram", more.and_then(|more| more.experts_ram))?;
             "PERF"
         }
         Record::Prof(prof) => {

@@ -401,8 +401,8 @@ fn perf(words: &mut Words) -> Parsed {
     Ok(Record::Perf { id, times })
 }
 
-/// Fields behind the times of PERF, in any order; none unless all are there, since engines may add
-/// fields of their own.
+/// Fields behind the times of PERF, in any order; none unless all are there but the last, since
+/// engines may add fields of their own.
 fn more_perf(words: &mut Words) -> Option<MorePerf> {
     let mut rest = Vec::new();
     while let Some(word) = words.word() {
@@ -419,6 +419,7 @@ fn more_perf(words: &mut Words) -> Option<MorePerf> {
         uses_cached: value(b"cached")?.count().ok()?,
         uses_missed: value(b"missed")?.count().ok()?,
         bytes_read: value(b"read")?.count().ok()?,
+        experts_ram: value(b"experts_ram").and_then(|mut word| word.count().ok()),
     })
 }
 

@@ -105,6 +105,8 @@ pub struct MorePerf {
     pub uses_missed: u64,
     /// `read`: bytes of experts read from files.
     pub bytes_read: u64,
+    /// `experts_ram`: bytes that experts may take in memory as the turn ends.
+    pub experts_ram: Option<u64>,
 }
 
 /// `PROF`: what the C engine says of a turn in place of `PERF`; everything after prefill.

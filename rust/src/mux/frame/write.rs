@@ -180,6 +180,9 @@ pub fn write_perf(out: &mut Vec<u8>, id: u64, times: &PerfRecord) {
         put!(out, " ffn={:.6} reading={:.6}", finite(more.ffn_s), finite(more.reading_s));
         put!(out, " ahead={} cached={}", more.uses_ahead, more.uses_cached);
         put!(out, " missed={} read={}", more.uses_missed, more.bytes_read);
+        if let Some(bytes) = more.experts_ram {
+            put!(out, " experts_ram={bytes}");
+        }
     }
     out.push(b'\n');
 }
@@ -293,11 +296,12 @@ mod tests {
             uses_cached: 20,
             uses_missed: 3,
             bytes_read: 4096,
+            experts_ram: Some(8192),
         };
         assert_eq!(
             text(|out| write_perf(out, 1, &PerfRecord { more: Some(more), ..times })),
             "PERF 1 1.500000 0.000000 0.000000 0.000000 0.000000 0.000000 0.000000 \
-             ffn=0.250000 reading=0.000000 ahead=1 cached=20 missed=3 read=4096\n"
+             ffn=0.250000 reading=0.000000 ahead=1 cached=20 missed=3 read=4096 experts_ram=8192\n"
         );
         let prof = ProfRecord {
             wall_s: 2.5,
