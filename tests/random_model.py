@@ -101,9 +101,7 @@ def tensors(shape: Shape, weights: Weights) -> Iterator[Tensor]:
         yield weights.bf16(f"{layer}.mlp.gate.weight", shape.experts, hidden)
         for expert in range(shape.experts):
             for part in ("gate", "up", "down"):
-                rows, inputs = (
-                    (hidden, shape.width) if part == "down" else (shape.width, hidden)
-                )
+                rows, inputs = (hidden, shape.width) if part == "down" else (shape.width, hidden)
                 name = f"{layer}.mlp.experts.{expert}.{part}_proj"
                 yield from weights.expert(shape.form, name, rows, inputs)
 

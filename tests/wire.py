@@ -26,20 +26,29 @@ Answer = list[tuple[bytes, list[tuple[float, bytes]]]]
 
 
 class Wire:
-    """A running engine; ``caps`` is what it said of itself."""
+    """A running engine; ``caps`` is what it said of itself, ``perf`` what of its last turn."""
 
-    def __init__(self, model: Path, slots: int = 1, ctx: int = 512, **settings: object) -> None:
+    def __init__(
+        self,
+        model: Path,
+        slots: int = 1,
+        ctx: int = 512,
+        command: Sequence[str] | None = None,
+        **settings: object,
+    ) -> None:
         env = {name: str(value) for name, value in settings.items()}
         arguments = ["--mux", "--model", str(model), "--slots", str(slots), "--ctx", str(ctx)]
         self._process = subprocess.Popen(
-            [*find_engine(), *arguments],
+            [*(command or find_engine()), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **env},
         )
         self._reader = _core.RecordReader()
         self._slots = slots
+        self.pid = self._process.pid
         self.caps: dict[str, str] = {}
+        self.perf: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
         while not self.caps:
@@ -90,6 +99,8 @@ class Wire:
                     texts[fields["id"]] = fields["data"]
                 elif kind == "TOPK":
                     answers[fields["id"]].append((texts.pop(fields["id"]), fields["tokens"]))
+                elif kind == "PERF":
+                    self.perf = fields
                 elif kind == "DONE":
                     left.remove(fields["id"])
         return list(answers.values())

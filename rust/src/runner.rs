@@ -230,6 +230,12 @@ impl Runner {
         Ok(logits)
     }
 
+    /// Allows at most `bytes` of experts in memory, at least those of one row, until there has been
+    /// room for more for a while.
+    pub fn lower_experts(&mut self, bytes: u64) {
+        self.keeper.lower(&mut self.experts, bytes);
+    }
+
     fn step_bytes(&self, rows: usize, logits: usize) -> u64 {
         self.model.step_bytes(rows, logits, self.team.n_threads(), self.ctx)
     }

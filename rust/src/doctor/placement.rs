@@ -33,9 +33,8 @@ pub fn place(
     let process = cpu::anonymous_bytes();
     let budget = Budget::of_process(options, process);
     let reserves = Reserves::of(model, ctx, options.slots, threads);
-    let refused = |ctx| {
-        budget::refuse_hopeless(model, dense, process, options, (ctx, threads), budget)
-    };
+    let refused =
+        |ctx| budget::refuse_hopeless(model, dense, process, options, (ctx, threads), budget);
     let all = sum(ExpertSource::ram_bytes);
     let beside = process.saturating_add(dense).saturating_add(reserves.bytes());
     let most = budget.most.saturating_sub(beside);

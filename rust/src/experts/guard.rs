@@ -1,4 +1,4 @@
-//! How much of their memory experts must do without, by what the process is measured to take.
+//! What is withheld from experts of their memory, by what the process is measured to take.
 //!
 //! What a process takes is counted before it is taken, but no count is exact, and others want
 //! memory too. So it is measured from time to time. What is too much is taken from the experts at
@@ -23,36 +23,57 @@ pub struct Measured {
     pub may: u64,
 }
 
-/// What experts do without.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Experts, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Held {
+    /// In memory.
+    pub have: u64,
+    /// Needed by any step.
+    pub floor: u64,
+    /// Most there could be if nothing were withheld.
+    pub most: u64,
+}
+
+/// What is withheld from experts.
+#[derive(Clone, Copy, Debug)]
 pub struct Guard {
-    withheld: u64,
+    cap: u64,
     /// Since when there has been room.
     calm_since: Option<Duration>,
 }
 
+impl Default for Guard {
+    fn default() -> Self {
+        Self { cap: u64::MAX, calm_since: None }
+    }
+}
+
 impl Guard {
-    /// Bytes that experts do without at present.
-    pub fn withheld(&self) -> u64 {
-        self.withheld
+    /// Most bytes of experts at present; the largest number where nothing is withheld.
+    pub fn cap(&self) -> u64 {
+        self.cap
     }
 
-    /// Takes a measurement at the time `now`; experts can do without `most` bytes at most. Returns
-    /// whether [`Self::withheld`] is another now.
-    pub fn measure(&mut self, now: Duration, measured: Measured, most: u64) -> bool {
-        let before = self.withheld;
+    /// Allows `cap` bytes of experts until there has been room for more.
+    pub fn lower(&mut self, cap: u64) {
+        *self = Self { cap, calm_since: None };
+    }
+
+    /// Takes a measurement at the time `now`; returns whether [`Self::cap`] is another now.
+    pub fn measure(&mut self, now: Duration, measured: Measured, held: Held) -> bool {
+        let before = self.cap;
         let Measured { used, may } = measured;
         if used > may {
-            self.calm_since = None;
-            self.withheld = before.saturating_add(used - may + may / MORE).min(most);
-        } else if before == 0 || may - used < may / ROOM {
+            let less = held.have.saturating_sub(used - may + may / MORE).max(held.floor);
+            self.lower(before.min(less));
+        } else if before >= held.most || may - used < may / ROOM {
             self.calm_since = None;
         } else if now.saturating_sub(*self.calm_since.get_or_insert(now)) >= CALM {
-            self.calm_since = None;
             // Half, so that it comes to rest below the limit.
-            self.withheld = before.saturating_sub((may - used) / 2);
+            let more = before.saturating_add((may - used) / 2);
+            self.lower(if more < held.most { more } else { u64::MAX });
         }
-        self.withheld != before
+        self.cap != before
     }
 }
 
@@ -67,54 +88,48 @@ mod tests {
     #[test]
     fn what_is_too_much_is_withheld_at_once_and_given_back_after_a_while() {
         let mut guard = Guard::default();
-        let at = |used| Measured { used, may: 6400 };
-        assert!(!guard.measure(SECOND, at(6400), 1 << 20));
-        assert!(guard.measure(SECOND, at(6500), 1 << 20));
-        assert_eq!(guard.withheld(), 100 + 100);
+        let mut at = |second: u32, used, have| {
+            let held = Held { have, floor: 100, most: 5000 };
+            let changed = guard.measure(second * SECOND, Measured { used, may: 6400 }, held);
+            (changed, guard.cap())
+        };
+        assert_eq!(at(1, 6400, 4000), (false, u64::MAX));
+        assert_eq!(at(2, 6500, 4000), (true, 3800), "of what there is, not of what might be");
         // Room, but not enough to be worth it; then enough, but not for long.
-        assert!(!guard.measure(2 * SECOND, at(6300), 1 << 20));
-        assert!(!guard.measure(3 * SECOND, at(6100), 1 << 20));
-        assert!(!guard.measure(7 * SECOND, at(6100), 1 << 20));
-        assert!(!guard.measure(8 * SECOND, at(6300), 1 << 20), "the room is gone");
-        assert!(!guard.measure(9 * SECOND, at(6100), 1 << 20));
-        assert!(!guard.measure(13 * SECOND, at(6100), 1 << 20));
-        assert!(guard.measure(14 * SECOND, at(6100), 1 << 20));
-        assert_eq!(guard.withheld(), 200 - 150);
-        assert!(!guard.measure(15 * SECOND, at(6000), 1 << 20));
-        assert!(guard.measure(20 * SECOND, at(6000), 1 << 20));
-        assert_eq!(guard.withheld(), 0);
-        assert!(!guard.measure(90 * SECOND, at(10), 1 << 20), "nothing is left to give back");
-    }
-
-    #[test]
-    fn the_floor_is_left() {
-        let mut guard = Guard::default();
-        let measured = Measured { used: u64::MAX, may: 1 };
-        assert!(guard.measure(SECOND, measured, 500));
-        assert_eq!(guard.withheld(), 500);
-        assert!(!guard.measure(SECOND, measured, 500));
+        assert_eq!(at(3, 6300, 3800), (false, 3800));
+        assert_eq!(at(4, 6000, 3800), (false, 3800));
+        assert_eq!(at(8, 6000, 3800), (false, 3800));
+        assert_eq!(at(9, 6300, 3800), (false, 3800), "the room is gone");
+        assert_eq!(at(10, 6000, 3800), (false, 3800));
+        assert_eq!(at(14, 6000, 3800), (false, 3800));
+        assert_eq!(at(15, 6000, 3800), (true, 4000));
+        assert_eq!(at(16, 4000, 4000), (false, 4000));
+        assert_eq!(at(21, 4000, 4000), (true, u64::MAX), "that is all again");
+        assert_eq!(at(90, 10, 4000), (false, u64::MAX));
+        assert_eq!(at(91, 99_999, 4000), (true, 100), "the floor is left");
+        assert_eq!(at(92, 99_999, 100), (false, 100));
     }
 
     proptest! {
-        /// A process whose other memory changes, and whose experts take what is not withheld.
+        /// A process whose other memory changes, and whose experts take all they may.
         #[test]
         fn it_comes_to_rest_below_the_limit(others in prop::collection::vec(0u64..6000, 1..12)) {
-            let (may, experts) = (10_000, 5_000);
+            let (may, most) = (10_000, 5_000);
             let (mut guard, mut now) = (Guard::default(), SECOND);
             for other in others {
-                let mut changed = 0;
-                let mut last = 0;
+                let (mut changed, mut last) = (0, 0);
                 for tick in 0..600 {
                     now += SECOND;
-                    let used = other + experts - guard.withheld();
-                    if guard.measure(now, Measured { used, may }, experts) {
+                    let have = guard.cap().min(most);
+                    let held = Held { have, floor: 10, most };
+                    if guard.measure(now, Measured { used: other + have, may }, held) {
                         changed += 1;
                         last = tick;
                     }
                 }
-                let used = other + experts - guard.withheld();
+                let used = other + guard.cap().min(most);
                 prop_assert!(used <= may, "{used}");
-                prop_assert!(guard.withheld() == 0 || may - used <= may / 10, "{guard:?}");
+                prop_assert!(guard.cap() >= most || may - used <= may / 10, "{guard:?}");
                 prop_assert!(changed <= 12 && last < 300, "{changed} changes until {last}");
             }
         }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::{RunnerOptions, conversation_bytes};
 use crate::cpu::{self, Memory, cgroup};
 use crate::error::{Error, Result, human_bytes};
-use crate::experts::guard::{Guard, Measured};
+use crate::experts::guard::{Guard, Held, Measured};
 use crate::experts::{self, ExpertSource, ExpertStore};
 use crate::kv::LayerLayout;
 use crate::model::Model;
@@ -210,6 +210,8 @@ pub struct Keeper {
     layouts: Vec<LayerLayout>,
     /// Bytes that steps are given, and how many smaller ones there were since.
     step: (u64, usize),
+    /// Bytes for experts if nothing is withheld.
+    allowed: u64,
     guard: Guard,
     started: Instant,
     measured: Duration,
@@ -226,6 +228,7 @@ impl Keeper {
             fixed: cpu::anonymous_bytes().saturating_add(experts::passing_bytes(&model.experts)),
             layouts: model.layouts(),
             step: (0, 0),
+            allowed: 0,
             guard: Guard::default(),
             started: Instant::now(),
             measured: Duration::ZERO,
@@ -254,12 +257,21 @@ impl Keeper {
     ) {
         let (kept, since) = self.step;
         // Steps of many and of few rows take turns where some prompts and some answers are under way.
-        self.step =
-            if step >= kept || since >= STEPS_KEPT { (step, 0) } else { (kept, since + 1) };
-        let bytes = self.for_experts(lengths, self.step.0);
-        if experts.limit(bytes.saturating_sub(self.guard.withheld())) {
+        self.step = if step >= kept || since >= STEPS_KEPT { (step, 0) } else { (kept, since + 1) };
+        self.allowed = self.for_experts(lengths, self.step.0);
+        self.limit(experts);
+    }
+
+    fn limit(&self, experts: &mut ExpertStore) {
+        if experts.limit(self.allowed.min(self.guard.cap())) {
             release();
         }
+    }
+
+    /// Allows at most `cap` bytes of experts, until there has been room for more for a while.
+    pub fn lower(&mut self, experts: &mut ExpertStore, cap: u64) {
+        self.guard.lower(cap);
+        self.limit(experts);
     }
 
     /// Most rows up to `wanted` whose step leaves experts most of the memory, beside conversations of
@@ -290,20 +302,22 @@ impl Keeper {
             release();
             measured = self.measure();
         }
-        let (limit, withheld) = (experts.budget_bytes(), self.guard.withheld());
-        let most = limit.saturating_add(withheld).saturating_sub(experts.floor_bytes());
-        if !self.guard.measure(now, measured, most) {
+        let limit = experts.budget_bytes().min(experts.total_bytes());
+        let held = Held {
+            have: experts.tiers().ram_bytes,
+            floor: experts.floor_bytes(),
+            most: self.allowed.min(experts.most_bytes()).min(experts.total_bytes()),
+        };
+        if !self.guard.measure(now, measured, held) {
             return;
         }
-        if experts.limit(limit.saturating_add(withheld).saturating_sub(self.guard.withheld())) {
-            release();
-        }
+        self.limit(experts);
         if self.told.is_none_or(|told| now >= told + NOTICE_INTERVAL) {
             self.told = Some(now);
             eprintln!(
                 "notice: experts may take {} of memory from now on, not {}: the process took {} \
                  of the {} it may",
-                human_bytes(experts.budget_bytes()),
+                human_bytes(experts.budget_bytes().min(experts.total_bytes())),
                 human_bytes(limit),
                 human_bytes(measured.used),
                 human_bytes(measured.may)
@@ -313,11 +327,8 @@ impl Keeper {
 
     fn measure(&self) -> Measured {
         let used = cpu::anonymous_bytes();
-        let around = if self.budget.asked_for {
-            group_room()
-        } else {
-            Some(Memory::read().available_bytes)
-        };
+        let around =
+            if self.budget.asked_for { group_room() } else { Some(Memory::read().available_bytes) };
         let margin = self.budget.most / MARGIN;
         let may = around.map_or(u64::MAX, |room| used.saturating_add(room).saturating_sub(margin));
         Measured { used, may: self.budget.most.min(may) }
