@@ -48,7 +48,7 @@ class EngineEnded(Exception):
 class Wire:
     """A running engine. ``caps`` is what it said of itself, ``latest`` the last of each record.
 
-    ``log`` is the file of its stderr.
+    ``log`` is the file of its stderr, ``command`` what to start in place of the engine found.
     """
 
     def __init__(
@@ -57,13 +57,14 @@ class Wire:
         slots: int = 1,
         ctx: int = 512,
         log: Path | None = None,
+        command: Sequence[str] | None = None,
         **settings: object,
     ) -> None:
         env = {name: str(value) for name, value in settings.items()}
         arguments = ["--mux", "--model", str(model), "--slots", str(slots), "--ctx", str(ctx)]
         with contextlib.ExitStack() as files:
             self.process = subprocess.Popen(
-                [*find_engine(), *arguments],
+                [*(command or find_engine()), *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=files.enter_context(log.open("ab")) if log else None,

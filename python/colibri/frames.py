@@ -143,8 +143,8 @@ class Repin:
 
 @dataclass(frozen=True, slots=True)
 class Perf:
-    """Seconds by phase over a request's life, uses of experts by how they were served, and bytes
-    of experts read; ``None`` where the engine does not say.
+    """Seconds by phase over a request's life, uses of experts by how they were served, bytes of
+    experts read and those that experts may take in memory; ``None`` where the engine does not say.
     """
 
     id: int
@@ -162,6 +162,7 @@ class Perf:
     uses_missed: int | None
     bytes_read: int | None
     uses_vram: int | None
+    experts_ram: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +197,7 @@ class Prof:
             uses_missed=None,
             bytes_read=None,
             uses_vram=None,
+            experts_ram=None,
         )
 
 

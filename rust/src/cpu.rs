@@ -2,6 +2,8 @@
 //!
 //! Owns: detection. Does not own: the choice of a kernel (`kernels`) or of a budget (`settings`).
 
+pub mod cgroup;
+
 use std::fs;
 
 /// An instruction set level with kernels of its own, weakest first.
@@ -126,13 +128,13 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Reads `/proc/meminfo` and the cgroup v2 limit; zeros where neither exists.
+    /// Reads `/proc/meminfo` and what control groups limit; zeros where there is neither.
     pub fn read() -> Self {
         let mut memory =
             Self::from_meminfo(&fs::read_to_string("/proc/meminfo").unwrap_or_default());
-        if let Some((limit, used)) = cgroup_memory() {
-            memory.total_bytes = memory.total_bytes.min(limit);
-            memory.available_bytes = memory.available_bytes.min(limit.saturating_sub(used));
+        for group in cgroup::groups() {
+            memory.total_bytes = memory.total_bytes.min(group.limit_bytes);
+            memory.available_bytes = memory.available_bytes.min(group.room());
         }
         memory
     }
@@ -148,29 +150,26 @@ impl Memory {
     }
 }
 
-/// Limit and anonymous use of this process' cgroup, where one is set.
-pub fn cgroup_memory() -> Option<(u64, u64)> {
-    let own = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let path = own.lines().find_map(|line| line.strip_prefix("0::"))?;
-    let dir = std::path::Path::new("/sys/fs/cgroup").join(path.trim_start_matches('/'));
-    let limit = fs::read_to_string(dir.join("memory.max")).ok()?.trim().parse().ok()?;
-    let stat = fs::read_to_string(dir.join("memory.stat")).ok()?;
-    let used = stat.lines().find_map(|line| line.strip_prefix("anon "))?.parse().ok()?;
-    Some((limit, used))
-}
-
 /// Bytes of this process that are in memory now; 0 where the system does not tell.
 pub fn resident_bytes() -> u64 {
-    // Second field of statm: resident pages. 4 KiB pages are assumed only where sysconf is silent.
-    let pages = fs::read_to_string("/proc/self/statm")
-        .ok()
-        .and_then(|text| text.split(' ').nth(1).and_then(|field| field.parse::<u64>().ok()))
-        .unwrap_or(0);
-    pages * page_bytes()
+    pages_in_memory().map_or(0, |(all, _)| all * page_bytes())
 }
 
+/// Bytes of them that are no pages of files: what the system cannot drop to read it again.
+pub fn anonymous_bytes() -> u64 {
+    pages_in_memory().map_or(0, |(all, of_files)| all.saturating_sub(of_files) * page_bytes())
+}
+
+/// Pages of this process that are in memory, and those of files among them.
+fn pages_in_memory() -> Option<(u64, u64)> {
+    let text = fs::read_to_string("/proc/self/statm").ok()?;
+    let mut fields = text.split(' ').skip(1).map(|field| field.parse().ok());
+    Some((fields.next()??, fields.next()??))
+}
+
+/// Bytes of a page.
 #[allow(unsafe_code, reason = "sysconf has no safe wrapper in std")]
-fn page_bytes() -> u64 {
+pub fn page_bytes() -> u64 {
     // SAFETY: sysconf only reads a constant of the system.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     u64::try_from(size).unwrap_or(4096)
@@ -196,5 +195,8 @@ mod tests {
     #[test]
     fn a_running_process_is_resident() {
         assert!(resident_bytes() > 100_000);
+        let (all, of_files) = pages_in_memory().expect("told");
+        assert!(0 < of_files && of_files < all, "the program itself is a file");
+        assert!(anonymous_bytes() > 0);
     }
 }

@@ -335,7 +335,7 @@ impl Engine {
         if done == seq.reused {
             events.push(seq.prefill_event(done));
         }
-        let chunk = self.prefill_chunk.unwrap_or(usual);
+        let chunk = self.runner.most_rows(self.prefill_chunk.unwrap_or(usual));
         let end = seq.request.prompt.len().min(done + chunk);
         let rows: Vec<Row> = (done..end)
             .map(|position| Row {

@@ -4,6 +4,7 @@
 //! which experts a row takes (`model::router`), the dense part.
 
 pub mod dispatch;
+pub mod guard;
 pub mod heat;
 pub mod history;
 pub mod policy;
@@ -69,6 +70,12 @@ impl ExpertSource {
         self.sum(MatrixSource::disk_bytes, VectorSource::disk_bytes)
     }
 
+    /// Most bytes that loading it takes at a time besides the expert itself.
+    fn passing_bytes(&self) -> u64 {
+        let matrices = [&self.gate, &self.up, &self.down].map(MatrixSource::passing_bytes);
+        matrices.into_iter().max().unwrap_or(0) as u64
+    }
+
     fn sum(
         &self,
         matrix: impl Fn(&MatrixSource) -> usize,
@@ -79,6 +86,12 @@ impl ExpertSource {
         let biases: usize = biases.into_iter().flatten().map(vector).sum();
         (matrices + biases) as u64
     }
+}
+
+/// Most bytes that reading any of `sources` takes besides the experts themselves.
+pub fn passing_bytes(sources: &[ExpertSource]) -> u64 {
+    let largest = sources.iter().map(ExpertSource::passing_bytes).max().unwrap_or(0);
+    largest.saturating_mul(reader::THREADS.min(sources.len()) as u64)
 }
 
 /// All routed experts of a model.
@@ -103,6 +116,10 @@ pub struct ExpertStore {
     total_bytes: u64,
     /// What happened that nobody was told of.
     notices: Vec<String>,
+    /// Bytes of the experts of one row.
+    floor_bytes: u64,
+    /// Most bytes that [`Self::limit`] may allow.
+    most_bytes: u64,
 }
 
 impl ExpertStore {
@@ -148,6 +165,8 @@ impl ExpertStore {
             total_bytes: sources.iter().map(ExpertSource::ram_bytes).sum(),
             sources,
             notices: Vec::new(),
+            floor_bytes: floor,
+            most_bytes: budget_bytes,
         })
     }
 
@@ -186,9 +205,19 @@ impl ExpertStore {
         self.total_bytes <= self.budget_bytes()
     }
 
-    /// Most bytes of experts that may be in RAM.
+    /// Most bytes of experts that may be in RAM now.
     pub fn budget_bytes(&self) -> u64 {
         self.residency.budget_bytes()
+    }
+
+    /// Most bytes of experts that may ever be in RAM.
+    pub fn most_bytes(&self) -> u64 {
+        self.most_bytes
+    }
+
+    /// Bytes of experts below which nothing can be computed.
+    pub fn floor_bytes(&self) -> u64 {
+        self.floor_bytes
     }
 
     /// Bytes of experts read from disk so far, also of those that were given up meanwhile.

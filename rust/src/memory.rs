@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::cpu;
+
 /// Bytes from which a block is a large one.
 const LARGE: usize = 128 << 10;
 /// Large blocks are whole numbers of these, and begin at one.
@@ -155,6 +157,18 @@ impl Heap {
         }
     }
 
+    /// Returns to the system the pages that no block is in; they stay mapped, and are zeros when
+    /// they are next used.
+    fn release(&self) {
+        let page = usize::try_from(cpu::page_bytes()).unwrap_or(GRAIN);
+        for (&start, &length) in &self.free {
+            let (first, end) = (start.next_multiple_of(page), (start + length) / page * page);
+            if first < end {
+                drop_pages(first, end - first);
+            }
+        }
+    }
+
     /// Maps a region for a block of `size` bytes; returns it as the free block that it is.
     fn add_region(&mut self, size: usize) -> Option<(usize, usize)> {
         let length = size.max(REGION).checked_next_multiple_of(HUGE_PAGE)?;
@@ -196,6 +210,26 @@ fn unmap(start: usize, length: usize) {
     // SAFETY: the range is ours and no block in it is in use.
     unsafe {
         libc::munmap(start as *mut libc::c_void, length);
+    }
+}
+
+#[allow(unsafe_code, reason = "the standard library returns no memory")]
+fn drop_pages(start: usize, length: usize) {
+    // SAFETY: the range is ours and no block in it is in use. Where the system will not, it stays.
+    unsafe {
+        libc::madvise(start as *mut libc::c_void, length, libc::MADV_DONTNEED);
+    }
+}
+
+/// Returns to the system what is free: the pages of large blocks, and of small ones what its own
+/// allocator can.
+#[allow(unsafe_code, reason = "the standard library returns no memory")]
+pub fn release() {
+    heap().release();
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: of memory that is not in use.
+    unsafe {
+        libc::malloc_trim(0);
     }
 }
 
@@ -241,6 +275,29 @@ mod tests {
         assert_eq!(heap.take(usize::MAX), None);
         assert_eq!(heap.take(1 << 60), None);
         assert!(heap.regions.is_empty());
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    #[allow(unsafe_code, reason = "blocks are raw memory")]
+    fn what_is_released_is_gone_and_what_is_in_use_stays() {
+        let mut heap = Heap::new();
+        let size = 4 << 20;
+        let blocks: Vec<usize> = (0..16).map(|_| heap.take(size).expect("memory")).collect();
+        for &block in &blocks {
+            // SAFETY: the block is ours.
+            unsafe { ptr::write_bytes(block as *mut u8, 7, size) }
+        }
+        for &block in &blocks[1..15] {
+            heap.give_back(block, size);
+        }
+        heap.release();
+        for (i, &block) in blocks.iter().enumerate() {
+            let byte = if (1..15).contains(&i) { 0 } else { 7 };
+            // SAFETY: it is mapped, and was written.
+            let bytes = unsafe { std::slice::from_raw_parts(block as *const u8, size) };
+            assert!(bytes.iter().all(|&b| b == byte), "block {i}");
+        }
     }
 
     #[test]

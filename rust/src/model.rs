@@ -17,6 +17,7 @@ mod rope;
 mod router;
 mod summary;
 mod survey;
+mod working;
 
 use std::sync::Arc;
 

@@ -3,12 +3,14 @@
 //! Owns: dense weights, expert store, KV slots, threads, budgets. Does not own: text, sampling,
 //! scheduling (`engine`).
 
+pub mod budget;
+
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use crate::config::Config;
 use crate::cpu::{self, Isa, Memory};
-use crate::error::{Error, Result, human_bytes, one_line};
+use crate::error::{Result, human_bytes, one_line};
 use crate::experts::history::{HISTORY, History};
 use crate::experts::{ExpertSource, ExpertStore};
 use crate::gpu::DeviceKind;
@@ -18,12 +20,10 @@ use crate::model::{Logits, Model, Row, Step, Survey, Trace};
 use crate::store::{ModelPart, Reads};
 use crate::telemetry::Phases;
 use crate::threads::Team;
+use budget::{Budget, Keeper, refuse_hopeless};
 
 /// Context where none is asked for.
 pub const DEFAULT_CTX: usize = 4096;
-
-/// Share of the available memory that is planned with when no budget is given.
-const AUTO_SHARE: f64 = 0.9;
 
 /// What a runner is started with.
 #[derive(Clone, Debug)]
@@ -94,6 +94,7 @@ pub struct Runner {
     /// What the engine decided by itself, one line each.
     pub notices: Vec<String>,
     history: Option<History>,
+    keeper: Keeper,
     kernels: Kernels,
     team: Team,
 }
@@ -102,20 +103,22 @@ impl Runner {
     /// Loads the model folder `dir`; `progress` gets bytes done and in all.
     ///
     /// # Errors
-    /// What [`Survey::whole`] and [`Survey::load`] refuse, and [`Error::DoesNotFit`] if the budget is too small.
+    /// What [`Survey::whole`] and [`Survey::load`] refuse, and [`crate::Error::DoesNotFit`] if the
+    /// budget is too small.
     pub fn load(
         dir: &Path,
         options: &RunnerOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self> {
-        let before = cpu::resident_bytes();
+        let before = cpu::anonymous_bytes();
         let wanted = options.ctx.unwrap_or(DEFAULT_CTX);
         let survey = Survey::begin(dir, &options.more_dirs, wanted, false)?.whole()?;
-        let available = Memory::read().available_bytes;
-        refuse_hopeless_budget(
-            survey.dense_ram_bytes(),
-            &Shares::of(options, available, available, before, 0),
-        )?;
+        let budget = Budget::of_process(options, before);
+        let threads = options.threads.unwrap_or_else(cpu::n_threads);
+        if let Some(model) = &survey.model {
+            let shape = (wanted.min(model.max_positions), threads);
+            refuse_hopeless(model, survey.dense_ram_bytes(), before, options, shape, budget)?;
+        }
         // Each byte of it is read once.
         survey.catalog().read_past_cache(ModelPart::Dense, options.reads != Reads::Cached);
         let model = survey.load(progress)?;
@@ -129,9 +132,13 @@ impl Runner {
                 "context lowered from {wanted} to {ctx} tokens, the most this model was made for"
             ));
         }
-        let layouts = model.layouts();
-        let kv_bytes = conversation_bytes(&layouts, ctx).saturating_mul(options.slots as u64);
-        let resident = cpu::resident_bytes().max(before);
+        if let Some(ram) = options.ram_bytes.filter(|&ram| ram > budget.most) {
+            notices.push(format!(
+                "{} of the {} asked for are used: the control group leaves no more",
+                human_bytes(budget.most),
+                human_bytes(ram)
+            ));
+        }
         let left = Memory::read().available_bytes;
         if options.ram_bytes.is_none() && left == 0 {
             notices.push(
@@ -139,11 +146,25 @@ impl Runner {
                     .into(),
             );
         }
-        let shares = Shares::of(options, available, left, resident, kv_bytes);
-        let mut experts = place_experts(&model, &shares, kv_bytes, options.expert_slots)?;
+        let isa = options.isa.unwrap_or_else(Isa::detect);
+        let kernels = Kernels::new(isa);
+        let team = Team::new(threads);
+        let layouts = model.layouts();
+        let slots: Vec<KvSlot> = (0..options.slots).map(|_| KvSlot::new(&layouts)).collect();
+        let mut keeper = Keeper::new(budget, &model);
+        let most = keeper.most_for_experts().min(slots_bytes(&model, options.expert_slots));
+        let mut experts = ExpertStore::new(
+            &model.catalog,
+            model.experts.clone(),
+            model.n_experts,
+            model.top_k,
+            // That there is room for these was found before anything was loaded.
+            most.max(budget::floor_bytes(&model)),
+        )?;
         if !options.prefetch {
             experts.never_guess();
         }
+        keeper.make_room(&mut experts, std::iter::empty(), 0);
         let budget = experts.budget_bytes();
         let past_cache = match options.reads {
             Reads::Cached => false,
@@ -160,7 +181,6 @@ impl Runner {
                 if past_cache { ", past the page cache" } else { "" }
             ));
         }
-        let isa = options.isa.unwrap_or_else(Isa::detect);
         if let Some(kind) = options.device {
             experts.use_device(kind.open(options.vram_bytes, isa)?);
         } else if options.vram_bytes.is_some() {
@@ -172,9 +192,6 @@ impl Runner {
             }
             _ => None,
         };
-        let kernels = Kernels::new(isa);
-        let team = Team::new(options.threads.unwrap_or_else(cpu::n_threads));
-        let slots = (0..options.slots).map(|_| KvSlot::new(&layouts)).collect();
         Ok(Self {
             model,
             experts,
@@ -185,6 +202,7 @@ impl Runner {
             ctx,
             notices,
             history,
+            keeper,
             kernels,
             team,
         })
@@ -202,6 +220,16 @@ impl Runner {
         trace: Option<&mut Trace>,
         interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<Vec<f32>> {
+        let logits = match wanted {
+            Logits::All => rows.len(),
+            Logits::Of(rows) => rows.len(),
+        };
+        let step = self.step_bytes(rows.len(), logits);
+        let mut lengths: Vec<usize> = self.slots.iter().map(|slot| slot.tokens().len()).collect();
+        for row in rows {
+            lengths[row.slot] = lengths[row.slot].max(row.position + 1);
+        }
+        self.keeper.make_room(&mut self.experts, lengths.into_iter(), step);
         let mut step = Step {
             kernels: &self.kernels,
             team: &self.team,
@@ -224,7 +252,25 @@ impl Runner {
         for row in rows {
             self.slots[row.slot].commit(&[row.token]);
         }
+        self.keeper.watch(&mut self.experts);
         Ok(logits)
+    }
+
+    /// Allows at most `bytes` of experts in memory, at least those of one row, until there has been
+    /// room for more for a while.
+    pub fn lower_experts(&mut self, bytes: u64) {
+        self.keeper.lower(&mut self.experts, bytes);
+    }
+
+    fn step_bytes(&self, rows: usize, logits: usize) -> u64 {
+        self.model.step_bytes(rows, logits, self.team.n_threads(), self.ctx)
+    }
+
+    /// How many of `wanted` rows of a prompt are to be computed at once, by what memory there is.
+    pub fn most_rows(&self, wanted: usize) -> usize {
+        let lengths = self.slots.iter().map(|slot| slot.tokens().len());
+        let step = |rows| self.step_bytes(rows, 1);
+        self.keeper.most_rows(wanted, self.experts.floor_bytes(), lengths, step)
     }
 
     /// Writes down what experts were used, for the next run. What cannot be written is told once.
@@ -287,113 +333,10 @@ pub fn conversation_bytes(layouts: &[LayerLayout], ctx: usize) -> u64 {
     layouts.iter().map(|layout| layout.bytes(ctx)).fold(0, u64::saturating_add)
 }
 
-/// What a process may use of the memory, and what is taken of that before experts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shares {
-    /// Bytes there are.
-    pub have: u64,
-    /// Bytes of them that are taken.
-    pub taken: u64,
-    /// Bytes that were to be had before the dense part was loaded.
-    before_dense: u64,
-    /// Whether somebody set the budget.
-    asked_for: bool,
-}
-
-impl Shares {
-    /// With `available` bytes before the dense part is loaded and `left` after it, when the process
-    /// takes `resident`, and `conversations` bytes of conversations to come.
-    pub fn of(
-        options: &RunnerOptions,
-        available: u64,
-        left: u64,
-        resident: u64,
-        conversations: u64,
-    ) -> Self {
-        let share = |bytes: u64| {
-            // Where nothing is known, nothing is refused.
-            if bytes == 0 { u64::MAX } else { (bytes as f64 * AUTO_SHARE) as u64 }
-        };
-        match options.ram_bytes {
-            Some(ram) => Self {
-                have: ram,
-                taken: resident.saturating_add(conversations),
-                before_dense: ram,
-                asked_for: true,
-            },
-            None => Self {
-                have: share(left),
-                taken: conversations,
-                before_dense: share(available),
-                asked_for: false,
-            },
-        }
-    }
-
-    /// Bytes that are left for experts.
-    pub fn for_experts(&self) -> u64 {
-        self.have.saturating_sub(self.taken)
-    }
-}
-
-/// Refuses, before they are read, dense weights that by themselves exceed what there is.
-///
-/// # Errors
-/// [`Error::DoesNotFit`]
-pub fn refuse_hopeless_budget(dense: u64, shares: &Shares) -> Result<()> {
-    if dense <= shares.before_dense {
-        return Ok(());
-    }
-    let hint = if shares.asked_for {
-        "raise --ram, or leave it out to use what is available"
-    } else {
-        "free some memory, or make the model smaller with 'colibri convert'"
-    };
-    Err(Error::DoesNotFit {
-        what: "cannot place the dense weights".into(),
-        need_bytes: dense,
-        have_bytes: shares.before_dense,
-        hint: hint.into(),
-    })
-}
-
-/// A store of the model's experts within what `shares` leave.
-///
-/// # Errors
-/// [`Error::DoesNotFit`] if that does not hold what one token needs.
-pub fn place_experts(
-    model: &Model,
-    shares: &Shares,
-    conversations: u64,
-    expert_slots: Option<usize>,
-) -> Result<ExpertStore> {
-    let slots_bytes = expert_slots.map_or(u64::MAX, |slots| {
+/// Bytes of as many experts as `expert_slots` allows, whatever the budget.
+pub fn slots_bytes(model: &Model, expert_slots: Option<usize>) -> u64 {
+    expert_slots.map_or(u64::MAX, |slots| {
         let largest = model.experts.iter().map(ExpertSource::ram_bytes).max().unwrap_or(0);
         largest.saturating_mul((slots * model.sparse_layers.len()) as u64)
-    });
-    ExpertStore::new(
-        &model.catalog,
-        model.experts.clone(),
-        model.n_experts,
-        model.top_k,
-        shares.for_experts().min(slots_bytes),
-    )
-    .map_err(|error| with_reserves(error, shares.have, shares.taken, conversations))
-}
-
-/// Turns the expert store's shortage into one about the whole budget.
-fn with_reserves(error: Error, have: u64, taken: u64, kv: u64) -> Error {
-    match error {
-        Error::DoesNotFit { what, need_bytes, hint, .. } => Error::DoesNotFit {
-            what: format!(
-                "{what} beside the {} that are taken, {} of them by conversations of full length",
-                human_bytes(taken),
-                human_bytes(kv)
-            ),
-            need_bytes: need_bytes.saturating_add(taken),
-            have_bytes: have,
-            hint,
-        },
-        error => error,
-    }
+    })
 }

@@ -67,6 +67,7 @@ def test_a_budget_leaves_some_experts_on_disk_and_history_says_which_are_missed(
     # Room for about half of the experts beside the rest.
     half = everything["experts_bytes"] // 2
     bytes_before = everything["dense_bytes"] + everything["conversation_bytes"]
+    bytes_before += everything["working_bytes"]
     ram = (everything["process_bytes"] + bytes_before + half) / 1e9
     args = ["--slots", "1", "--ctx", "256", "--ram", f"{ram:.6f}", str(folder)]
     memory = planned(*args)["memory"]

@@ -84,10 +84,12 @@ RECORDS = [
             "uses_missed": None,
             "bytes_read": None,
             "uses_vram": None,
+            "experts_ram": None,
         },
     ),
     (
-        b"PERF 1 1.5 0 0.25 -0.000 0 0 0.125 ffn=0.5 reading=1 ahead=1 cached=2 missed=3 read=4\n",
+        b"PERF 1 1.5 0 0.25 -0.000 0 0 0.125 ffn=0.5 reading=1 ahead=1 cached=2 missed=3 read=4"
+        b" experts_ram=5\n",
         "PERF",
         {
             "id": 1,
@@ -105,6 +107,7 @@ RECORDS = [
             "uses_missed": 3,
             "bytes_read": 4,
             "uses_vram": None,
+            "experts_ram": 5,
         },
     ),
     (

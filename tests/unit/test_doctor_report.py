@@ -14,6 +14,7 @@ MEMORY: dict[str, Any] = {
     "slots": 1,
     "dense_bytes": 11_000_000_000,
     "conversation_bytes": 400_000_000,
+    "working_bytes": 20_000_000,
     "expert_floor_bytes": 150_000_000,
     "needed_bytes": 11_550_000_000,
     "experts_bytes": 360_000_000_000,
@@ -42,6 +43,7 @@ def test_memory_is_told_in_sums() -> None:
     assert memory_lines(MEMORY) == [
         "60.0 GB of 64.0 GB are available",
         "11.6 GB are needed: 11.0 GB dense, 400.0 MB for a conversation of 4,096 tokens, "
+        "20.0 MB to work with, "
         "150.0 MB for the experts of one token",
         "there is room for 42.0 GB of 360.0 GB of experts",
     ]
@@ -50,7 +52,8 @@ def test_memory_is_told_in_sums() -> None:
     limited = memory_lines(MEMORY | {"cgroup_limit_bytes": 32_000_000_000, "experts_bytes": 0})
     assert limited == [
         "60.0 GB of 64.0 GB are available, limited to 32.0 GB by the cgroup",
-        "11.6 GB are needed: 11.0 GB dense, 400.0 MB for a conversation of 4,096 tokens",
+        "11.6 GB are needed: 11.0 GB dense, 400.0 MB for a conversation of 4,096 tokens, "
+        "20.0 MB to work with",
     ]
 
 

@@ -18,6 +18,7 @@ MEMORY: dict[str, Any] = {
     "slots": 4,
     "dense_bytes": 2_500_000_000,
     "conversation_bytes": 200_000_000,
+    "working_bytes": 50_000_000,
     "expert_floor_bytes": 150_000_000,
     "fits": True,
     "fitting_ctx": 4096,
@@ -100,7 +101,7 @@ def test_the_plan_tells_every_figure_it_follows_from() -> None:
         "  dense:         2.5 GB in memory",
         "  conversations: 800.0 MB in memory, 4 of 4,096 tokens",
         "  experts:       250 of 1,000 in memory, 5.0 GB; the other 15.0 GB are read when needed",
-        "  fits:          yes; 3.5 GB are needed at least, 23.4 GB for all experts",
+        "  fits:          yes; 3.6 GB are needed at least, 23.4 GB for all experts",
         "  served:        25.0% of uses from memory if all experts are taken alike, 75.0% of the "
         "40,000 uses that are remembered",
         "  a token:       multiplies 2.0 GB of dense weights and 1.0 GB of experts, which are "
@@ -117,7 +118,7 @@ def test_what_does_not_fit_says_what_would() -> None:
     tight = MEMORY | {"fits": False, "fitting_ctx": 1024, "history": None}
     said = lines(report(tight, findings=[error]))
     assert said[-2:] == [
-        "  fits:          no; 3.5 GB are needed at least, 23.4 GB for all experts; --ctx 1024 fits",
+        "  fits:          no; 3.6 GB are needed at least, 23.4 GB for all experts; --ctx 1024 fits",
         "error: cannot keep the experts; raise --ram",
     ]
     assert lines(report(None, findings=[error])) == ["/models/x", said[-1]]

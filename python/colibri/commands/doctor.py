@@ -155,7 +155,7 @@ def memory_lines(memory: dict[str, Any]) -> list[str]:
     slots = memory["slots"]
     needs += f"{readable_bytes(slots * memory['conversation_bytes'])} for "
     needs += "a conversation" if slots == 1 else f"{slots} conversations"
-    needs += f" of {memory['ctx']:,} tokens"
+    needs += f" of {memory['ctx']:,} tokens, {readable_bytes(memory['working_bytes'])} to work with"
     if not memory["experts_bytes"]:
         return [there, needs]
     needs += f", {readable_bytes(memory['expert_floor_bytes'])} for the experts of one token"

@@ -90,7 +90,8 @@ def placement_rows(memory: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     if everything:
         rows.append(("experts", _experts(memory)))
-    without = memory["dense_bytes"] + conversations + (process if budget is not None else 0)
+    without = memory["dense_bytes"] + conversations + memory["working_bytes"]
+    without += process if budget is not None else 0
     least = without + memory["expert_floor_bytes"]
     fits = "yes" if memory["fits"] else "no"
     fits += f"; {readable_bytes(least)} are needed at least"

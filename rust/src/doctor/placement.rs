@@ -6,14 +6,12 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::Finding;
-use crate::cpu::{self, Memory};
+use crate::cpu::{self, Memory, cgroup};
 use crate::error::{Error, human_bytes};
 use crate::experts::ExpertSource;
 use crate::model::{Model, Survey};
-use crate::runner::{self, DEFAULT_CTX, RunnerOptions, Shares};
-
-/// Least context that is worth asking for.
-const LEAST_CTX: usize = 16;
+use crate::runner::budget::{self, Budget, Reserves, longest};
+use crate::runner::{self, DEFAULT_CTX, RunnerOptions};
 
 /// What the model in `dir` takes of the memory that an engine of these options would have, and what
 /// of it stays on disk; a JSON object.
@@ -28,32 +26,22 @@ pub fn place(
     let memory = Memory::read();
     let dense = survey.dense_ram_bytes();
     let ctx = options.ctx.unwrap_or(DEFAULT_CTX).min(model.max_positions);
-    let layouts = model.layouts();
-    let conversation = runner::conversation_bytes(&layouts, ctx);
-    let of_all = |conversation: u64| conversation.saturating_mul(options.slots as u64);
+    let threads = options.threads.unwrap_or_else(cpu::n_threads);
     let sum = |size: fn(&ExpertSource) -> u64| model.experts.iter().map(size).sum::<u64>();
     let largest = |size: fn(&ExpertSource) -> u64| model.experts.iter().map(size).max();
-    let floor = largest(ExpertSource::ram_bytes).unwrap_or(0) * model.top_k as u64;
-    let resident = cpu::resident_bytes();
-    // What is available once the dense part is loaded.
-    let left = memory.available_bytes.saturating_sub(dense);
-    let shares = |conversations| {
-        let taken = resident + dense;
-        Shares::of(options, memory.available_bytes, left, taken, conversations)
-    };
-    let now = shares(of_all(conversation));
-    let placed = runner::refuse_hopeless_budget(dense, &now).and_then(|()| {
-        runner::place_experts(model, &now, of_all(conversation), options.expert_slots)
-    });
+    let floor = budget::floor_bytes(model);
+    let process = cpu::anonymous_bytes();
+    let budget = Budget::of_process(options, process);
+    let reserves = Reserves::of(model, ctx, options.slots, threads);
+    let refused =
+        |ctx| budget::refuse_hopeless(model, dense, process, options, (ctx, threads), budget);
     let all = sum(ExpertSource::ram_bytes);
-    let fits = placed.is_ok();
-    let kept = match placed {
-        Ok(store) => store.budget_bytes().min(all),
-        Err(error) => {
-            errors.push(error);
-            now.for_experts().min(all)
-        }
-    };
+    let beside = process.saturating_add(dense).saturating_add(reserves.bytes());
+    let most = budget.most.saturating_sub(beside);
+    let kept = most.min(runner::slots_bytes(model, options.expert_slots).max(floor)).min(all);
+    let refusal = refused(ctx).err();
+    let fits = refusal.is_none();
+    errors.extend(refusal);
     if fits && kept < all {
         findings.push(Finding::note(format!(
             "{} of {} of routed experts fit in memory; the others are read when needed",
@@ -61,11 +49,7 @@ pub fn place(
             human_bytes(all)
         )));
     }
-    let fitting_ctx = longest(ctx, |ctx| {
-        let conversations = of_all(runner::conversation_bytes(&layouts, ctx));
-        runner::refuse_hopeless_budget(dense, &now).is_ok()
-            && shares(conversations).for_experts() >= floor
-    });
+    let fitting_ctx = longest(ctx, |ctx| refused(ctx).is_ok());
     let history = options.state_dir.as_deref().and_then(|state_dir| {
         let history = runner::history_of(state_dir, dir, model).ok()?;
         history.read().ok().flatten()
@@ -85,15 +69,16 @@ pub fn place(
     json!({
         "total_bytes": memory.total_bytes,
         "available_bytes": memory.available_bytes,
-        "cgroup_limit_bytes": cpu::cgroup_memory().map(|(limit, _)| limit),
+        "cgroup_limit_bytes": cgroup::groups().iter().map(|group| group.limit_bytes).min(),
         "budget_bytes": options.ram_bytes,
-        "process_bytes": resident,
+        "process_bytes": process,
         "ctx": ctx,
         "slots": options.slots,
         "dense_bytes": dense,
-        "conversation_bytes": conversation,
+        "conversation_bytes": reserves.conversations / options.slots.max(1) as u64,
+        "working_bytes": reserves.working,
         "expert_floor_bytes": floor,
-        "needed_bytes": dense.saturating_add(of_all(conversation)).saturating_add(floor),
+        "needed_bytes": dense.saturating_add(reserves.bytes()).saturating_add(floor),
         "fits": fits,
         "fitting_ctx": fitting_ctx,
         "experts": model.experts.len(),
@@ -109,20 +94,6 @@ pub fn place(
             "expert_disk_bytes": of_token(ExpertSource::disk_bytes),
         },
     })
-}
-
-/// The longest context up to `most` that `fits`, of those that are worth asking for; shorter ones fit
-/// where longer ones do.
-fn longest(most: usize, fits: impl Fn(usize) -> bool) -> Option<usize> {
-    let (mut low, mut high) = (LEAST_CTX.min(most), most);
-    if !fits(low) {
-        return None;
-    }
-    while low < high {
-        let middle = low + (high - low).div_ceil(2);
-        if fits(middle) { low = middle } else { high = middle - 1 }
-    }
-    Some(low)
 }
 
 /// How many experts of these `sizes` `budget` bytes hold, those with the highest `counts` first, and
@@ -153,14 +124,5 @@ mod tests {
         assert_eq!(kept_of(&[10, 30, 10], &[1, 2, 3], 25), (1, 3, 6), "the second does not fit");
         assert_eq!(kept_of(&[10, 10], &[u64::MAX, 1], 20), (2, u64::MAX, u64::MAX));
         assert_eq!(kept_of(&[], &[], 20), (0, 0, 0));
-    }
-
-    #[test]
-    fn the_longest_context_that_fits_is_found() {
-        for fitting in [16, 17, 1000, 4095, 4096] {
-            assert_eq!(longest(4096, |ctx| ctx <= fitting), Some(fitting));
-        }
-        assert_eq!(longest(4096, |_| false), None);
-        assert_eq!(longest(8, |_| true), Some(8));
     }
 }

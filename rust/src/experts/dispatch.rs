@@ -280,11 +280,7 @@ impl ExpertStore {
     /// of those in memory but the ones `in_use` or on their way to the device. False if even that
     /// is not enough.
     fn make_room(&mut self, bytes: u64, in_use: &[usize]) -> bool {
-        while !self.residency.has_room(bytes) {
-            let Some(index) = self.reader.withdraw() else { break };
-            self.pending.remove(&index);
-            self.residency.take_back(self.sources[index].ram_bytes());
-        }
+        while !self.residency.has_room(bytes) && self.withdraw() {}
         let vram = self.vram.as_ref();
         let is_promised = self.residency.promise(bytes, &self.policy, |index| {
             in_use.contains(&index) || vram.is_some_and(|vram| vram.is_uploading(index))
@@ -298,6 +294,31 @@ impl ExpertStore {
         for expert in self.residency.take_gone().filter_map(Arc::into_inner) {
             self.reader.recycle(expert);
         }
+    }
+
+    /// Keeps at most `bytes` in RAM from now on, within the floor and what the store was made with;
+    /// others are given up at once. Returns whether any were. Not while a step runs.
+    pub fn limit(&mut self, bytes: u64) -> bool {
+        let bytes = bytes.clamp(self.floor_bytes, self.most_bytes);
+        if bytes == self.budget_bytes() {
+            return false;
+        }
+        let before = self.residency.len();
+        // What is not read yet goes first.
+        self.residency.set_budget(bytes);
+        while !self.residency.has_room(0) && self.withdraw() {}
+        self.residency.shrink(&self.policy);
+        drop(self.residency.take_gone());
+        self.residency.len() < before
+    }
+
+    /// Takes back the memory of the expert to be read ahead that is wanted least; false if none is
+    /// left that is not being read.
+    fn withdraw(&mut self) -> bool {
+        let Some(index) = self.reader.withdraw() else { return false };
+        self.pending.remove(&index);
+        self.residency.take_back(self.sources[index].ram_bytes());
+        true
     }
 
     /// Asks for the experts to be read ahead, as long as the budget has room.

@@ -16,7 +16,7 @@ use crate::error::Result;
 use crate::store::{Catalog, abandonable};
 
 /// Reads at once: what keeps a drive busy, which orders and joins them by itself.
-const THREADS: usize = 8;
+pub(super) const THREADS: usize = 8;
 /// Of these, most that read ahead, so that what is needed now does not wait long for them.
 const THREADS_AHEAD: usize = 2;
 

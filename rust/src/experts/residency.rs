@@ -91,10 +91,34 @@ impl<T> Residency<T> {
     /// hold on to. False if that is not enough; nothing is promised then.
     pub fn promise(&mut self, bytes: u64, policy: &Policy, keep: impl Fn(usize) -> bool) -> bool {
         while !self.has_room(bytes) {
+            if !self.give_up_next(policy, &keep) {
+                return false;
+            }
+        }
+        self.promised_bytes += bytes;
+        true
+    }
+
+    /// Allows `budget_bytes` from now on; nothing is given up yet.
+    pub fn set_budget(&mut self, budget_bytes: u64) {
+        self.budget_bytes = budget_bytes;
+        self.shadow.set_budget(budget_bytes);
+    }
+
+    /// Gives up what is beyond the budget. What is promised stays so, even if that is beyond it.
+    pub fn shrink(&mut self, policy: &Policy) {
+        while !self.has_room(0) && self.give_up_next(policy, |_| false) {}
+    }
+
+    /// Gives up the expert that is needed last of those that `keep` does not hold on to; false if
+    /// there is none.
+    fn give_up_next(&mut self, policy: &Policy, keep: impl Fn(usize) -> bool) -> bool {
+        loop {
             match self.victims.pop() {
                 Some((victim, stamp)) => {
-                    if self.stamps[victim] == stamp && !keep(victim) {
+                    if self.contains(victim) && self.stamps[victim] == stamp && !keep(victim) {
                         self.give_up(victim);
+                        return true;
                     }
                 }
                 None => {
@@ -104,8 +128,6 @@ impl<T> Residency<T> {
                 }
             }
         }
-        self.promised_bytes += bytes;
-        true
     }
 
     /// False if there is none.
@@ -218,15 +240,46 @@ mod tests {
         assert!(cache.promise(bytes, &policy, |index| index == 0));
     }
 
+    #[test]
+    fn a_smaller_budget_gives_up_what_is_needed_last_and_a_larger_one_nothing() {
+        let (mut cache, mut policy) = (Residency::new(1, 6, 1, 60), Policy::new(1, 6, 1));
+        for _ in 0..50 {
+            for index in [0, 1, 1, 2, 2, 2] {
+                policy.take(0, [&[index][..]].into_iter());
+                cache.touch([(index, 10)].into_iter());
+            }
+        }
+        for index in 0..4 {
+            assert!(cache.promise(10, &policy, |_| false));
+            cache.insert(index, Arc::new(()), 10);
+        }
+        assert!(cache.promise(10, &policy, |_| false), "one is being read");
+        cache.set_budget(25);
+        cache.shrink(&policy);
+        assert_eq!([0, 1, 2, 3].map(|i| cache.contains(i)), [false, false, true, false]);
+        cache.set_budget(5);
+        cache.shrink(&policy);
+        assert_eq!((cache.len(), cache.used_bytes(), cache.has_room(0)), (0, 0, false));
+        cache.set_budget(60);
+        cache.shrink(&policy);
+        assert_eq!((cache.len(), cache.has_room(50), cache.has_room(51)), (0, true, false));
+    }
+
     proptest! {
         #[test]
         fn the_budget_is_never_exceeded(
-            budget in 1u64..30,
+            budgets in prop::collection::vec(1u64..30, 1..9),
             steps in prop::collection::vec((0usize..20, 1u64..6), 1..200),
             expected in prop::collection::vec(0usize..20, 0..20),
         ) {
+            let mut budget = budgets[0];
             let (mut cache, mut policy) = (Residency::new(4, 5, 1, budget), Policy::new(4, 5, 1));
-            for (index, bytes) in steps {
+            for (i, (index, bytes)) in steps.into_iter().enumerate() {
+                if i % 7 == 6 {
+                    budget = budgets[i / 7 % budgets.len()];
+                    cache.set_budget(budget);
+        cache.shrink(&policy);
+                }
                 policy.take(index / 5, [&[index % 5][..]].into_iter());
                 cache.touch([(index, bytes)].into_iter());
                 cache.forget_victims(1);

@@ -55,14 +55,28 @@ impl Shadow {
             self.by_age.remove(&(time, index));
             self.used_bytes -= bytes;
         }
-        while self.used_bytes + bytes > self.budget_bytes {
-            let Some((_, oldest)) = self.by_age.pop_first() else { return };
-            let (_, bytes) = self.kept[oldest].take().expect("it is among those by age");
-            self.used_bytes -= bytes;
+        if !self.make_room(bytes) {
+            return;
         }
         self.by_age.insert((self.clock, index));
         self.kept[index] = Some((self.clock, bytes));
         self.used_bytes += bytes;
+    }
+
+    /// Keeps no more than `budget_bytes` from now on.
+    pub fn set_budget(&mut self, budget_bytes: u64) {
+        self.budget_bytes = budget_bytes;
+        self.make_room(0);
+    }
+
+    /// Gives up the oldest until `bytes` more fit; false if they cannot.
+    fn make_room(&mut self, bytes: u64) -> bool {
+        while self.used_bytes + bytes > self.budget_bytes {
+            let Some((_, oldest)) = self.by_age.pop_first() else { return false };
+            let (_, bytes) = self.kept[oldest].take().expect("it is among those by age");
+            self.used_bytes -= bytes;
+        }
+        true
     }
 
     /// Whether the rule of age serves more these days.
@@ -93,6 +107,10 @@ mod tests {
             let bytes: u64 = shadow.kept.iter().flatten().map(|(_, bytes)| bytes).sum();
             assert_eq!(shadow.used_bytes, bytes);
         }
+        shadow.take(0, 4, false);
+        shadow.set_budget(7);
+        let there: Vec<usize> = (0..4).filter(|&i| shadow.kept[i].is_some()).collect();
+        assert_eq!((there, shadow.used_bytes, shadow.by_age.len()), (vec![0], 4, 1));
     }
 
     #[test]

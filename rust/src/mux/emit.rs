@@ -11,6 +11,7 @@ use super::frame::{
 use crate::cpu::{self, Memory};
 use crate::engine::{Engine, Event, Turn};
 use crate::error::{Error, Result};
+use crate::experts::ExpertStore;
 use crate::runner;
 use crate::stdio::Output;
 use crate::store::ModelPart;
@@ -94,7 +95,7 @@ impl Emitter {
             ("reads", ways.join(",")),
             ("dense_ram", runner.dense_bytes.to_string()),
             ("conversations_ram", conversations.to_string()),
-            ("experts_ram", experts.budget_bytes().min(experts.total_bytes()).to_string()),
+            ("experts_ram", experts.most_bytes().min(experts.total_bytes()).to_string()),
         ];
         if let Some(tokens) = engine.prefill_chunk() {
             caps.push(("prefill_chunk", tokens.to_string()));
@@ -177,7 +178,7 @@ impl Emitter {
         self.hwinfo(engine);
         if self.wire.has_details() {
             let mut perf = perf_record(turn.wall_s, &turn.phases);
-            perf.more = self.wire.has_caps().then(|| more_perf(turn));
+            perf.more = self.wire.has_caps().then(|| more_perf(turn, &engine.runner.experts));
             self.out.write(|out| frame::write_perf(out, id, &perf));
             self.out.write(|out| frame::write_entropy(out, &turn.entropy));
         }
@@ -265,7 +266,7 @@ fn perf_record(wall_s: f64, phases: &Phases) -> PerfRecord {
     }
 }
 
-fn more_perf(turn: &Turn) -> MorePerf {
+fn more_perf(turn: &Turn, experts: &ExpertStore) -> MorePerf {
     let Traffic { uses, bytes_read, reading } = turn.traffic;
     MorePerf {
         ffn_s: turn.phases.ffn.as_secs_f64(),
@@ -275,6 +276,7 @@ fn more_perf(turn: &Turn) -> MorePerf {
         uses_missed: uses.missed,
         bytes_read,
         uses_vram: (uses.vram > 0).then_some(uses.vram),
+        experts_ram: Some(experts.budget_bytes().min(experts.total_bytes())),
     }
 }
 

@@ -209,6 +209,7 @@ fn to_python(py: Python<'_>, record: Record) -> PyResult<(&'static str, Bound<'_
             fields.set_item("uses_missed", more.map(|more| more.uses_missed))?;
             fields.set_item("bytes_read", more.map(|more| more.bytes_read))?;
             fields.set_item("uses_vram", more.and_then(|more| more.uses_vram))?;
+            fields.set_item("experts_ram", more.and_then(|more| more.experts_ram))?;
             "PERF"
         }
         Record::Prof(prof) => {

@@ -262,6 +262,19 @@ impl MatrixSource {
         }
     }
 
+    /// Most bytes that loading the matrix takes at a time besides the matrix itself.
+    pub fn passing_bytes(&self) -> usize {
+        match &self.form {
+            // Through a window for pieces and one for what is not aligned.
+            Form::Plain { .. } | Form::Tiles { .. } => {
+                2 * self.disk_bytes().min(READ_BYTES.max(TILE * self.n_in * size_of::<f32>()))
+            }
+            Form::Packed { .. } | Form::Fp8(_) => self.disk_bytes() + READ_BYTES,
+            // With what lies between its rows, and laid out anew.
+            Form::Mxfp4(_) | Form::Columns(_) => 3 * self.disk_bytes() + READ_BYTES,
+        }
+    }
+
     /// Shape and storage once loaded, if it has integers.
     pub fn int_layout(&self) -> Option<IntLayout> {
         match &self.form {

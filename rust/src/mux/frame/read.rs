@@ -401,8 +401,8 @@ fn perf(words: &mut Words) -> Parsed {
     Ok(Record::Perf { id, times })
 }
 
-/// Fields behind the times of PERF, in any order; none unless all but `vram` are there, since engines
-/// may add fields of their own.
+/// Fields behind the times of PERF, in any order; none unless all but `vram` and `experts_ram` are
+/// there, since engines may add fields of their own.
 fn more_perf(words: &mut Words) -> Option<MorePerf> {
     let mut rest = Vec::new();
     while let Some(word) = words.word() {
@@ -423,6 +423,7 @@ fn more_perf(words: &mut Words) -> Option<MorePerf> {
             Some(mut word) => Some(word.count().ok()?),
             None => None,
         },
+        experts_ram: value(b"experts_ram").and_then(|mut word| word.count().ok()),
     })
 }
 

@@ -107,6 +107,8 @@ pub struct MorePerf {
     pub bytes_read: u64,
     /// `vram`: uses of experts on a device; none if that is not told.
     pub uses_vram: Option<u64>,
+    /// `experts_ram`: bytes that experts may take in memory as the turn ends.
+    pub experts_ram: Option<u64>,
 }
 
 /// `PROF`: what the C engine says of a turn in place of `PERF`; everything after prefill.

@@ -69,16 +69,19 @@ fn payload() -> impl Strategy<Value = Vec<u8>> {
 }
 
 fn more_perf() -> impl Strategy<Value = MorePerf> {
-    let counts = (any::<[u64; 4]>(), any::<Option<u64>>());
-    (quarters(), quarters(), counts).prop_map(|(ffn_s, reading_s, (n, uses_vram))| MorePerf {
-        ffn_s,
-        reading_s,
-        uses_ahead: n[0],
-        uses_cached: n[1],
-        uses_missed: n[2],
-        bytes_read: n[3],
-        uses_vram,
-    })
+    let told = (any::<Option<u64>>(), any::<Option<u64>>());
+    (quarters(), quarters(), any::<[u64; 4]>(), told).prop_map(
+        |(ffn_s, reading_s, n, (uses_vram, experts_ram))| MorePerf {
+            ffn_s,
+            reading_s,
+            uses_ahead: n[0],
+            uses_cached: n[1],
+            uses_missed: n[2],
+            bytes_read: n[3],
+            uses_vram,
+            experts_ram,
+        },
+    )
 }
 
 fn record() -> impl Strategy<Value = Record> {
@@ -394,12 +397,15 @@ fn fields_behind_the_times_of_perf_are_known_by_name() {
         uses_missed: 3,
         bytes_read: 4,
         uses_vram: None,
+        experts_ram: None,
     };
     let fields = " reading=0.25 ffn=0.5 new=x ahead=1 cached=2 missed=3 read=4 0.5";
     assert_eq!(more(fields), Some(told));
     let on_device = MorePerf { uses_vram: Some(5), ..told };
     assert_eq!(more(&format!("{fields} vram=5")), Some(on_device));
     assert_eq!(more(&format!("{fields} vram=x")), None);
+    let with_bytes = MorePerf { experts_ram: Some(9), ..told };
+    assert_eq!(more(&format!(" experts_ram=9{fields}")), Some(with_bytes));
     for other in ["", " 0.5 new", " 1 2 3 4", " ffn=0.5", &fields.replace("read=4", "read=-4")] {
         assert_eq!(more(other), None, "{other:?}");
     }

@@ -183,6 +183,9 @@ pub fn write_perf(out: &mut Vec<u8>, id: u64, times: &PerfRecord) {
         if let Some(uses) = more.uses_vram {
             put!(out, " vram={uses}");
         }
+        if let Some(bytes) = more.experts_ram {
+            put!(out, " experts_ram={bytes}");
+        }
     }
     out.push(b'\n');
 }
@@ -297,11 +300,16 @@ mod tests {
             uses_missed: 3,
             bytes_read: 4096,
             uses_vram: None,
+            experts_ram: None,
         };
         let perf = "PERF 1 1.500000 0.000000 0.000000 0.000000 0.000000 0.000000 0.000000 \
                     ffn=0.250000 reading=0.000000 ahead=1 cached=20 missed=3 read=4096";
-        for (uses_vram, told) in [(None, ""), (Some(7), " vram=7")] {
-            let more = Some(MorePerf { uses_vram, ..more });
+        for (uses_vram, experts_ram, told) in [
+            (None, None, ""),
+            (Some(7), None, " vram=7"),
+            (Some(7), Some(8192), " vram=7 experts_ram=8192"),
+        ] {
+            let more = Some(MorePerf { uses_vram, experts_ram, ..more });
             assert_eq!(
                 text(|out| write_perf(out, 1, &PerfRecord { more, ..times })),
                 format!("{perf}{told}\n")
