@@ -434,6 +434,7 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
     )
     stream.add_argument("--json", action="store_true", help="as JSON")
     _engine_arguments(stream)
+    _device_argument(stream)
 
 
 def make_parser() -> argparse.ArgumentParser:
