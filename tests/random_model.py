@@ -14,7 +14,7 @@ import numpy as np
 from colibri.models import demo_folder
 
 VOCABULARY = 2048
-# Random numbers are taken from anywhere in a block of so many.
+# Random numbers, at least as many as the largest tensor has.
 BLOCK = 4 << 20
 
 
@@ -42,20 +42,23 @@ class Tensor:
 
 
 class Weights:
-    """Random tensors, the same for the same seed."""
+    """Random tensors, the same for the same seed: parts of one block of numbers."""
 
     def __init__(self, seed: int) -> None:
         self.random = np.random.default_rng(seed)
-        self.normal = self.random.standard_normal(BLOCK, dtype=np.float32)
+        normal = self.random.standard_normal(BLOCK, dtype=np.float32)
+        self.normal = {
+            spread: ((normal * np.float32(spread)).view(np.uint32) >> 16).astype(np.uint16)
+            for spread in (0.02, 1.0)
+        }
         self.bytes = self.random.integers(0, 256, BLOCK, dtype=np.uint8)
 
     def take(self, block: np.ndarray, n: int) -> np.ndarray:
-        start = int(self.random.integers(0, block.size))
-        return np.resize(np.roll(block, -start), n)
+        start = int(self.random.integers(0, block.size - n))
+        return block[start : start + n]
 
     def bf16(self, name: str, *shape: int, spread: float = 0.02) -> Tensor:
-        values = self.take(self.normal, math.prod(shape)) * np.float32(spread)
-        return Tensor(name, "BF16", shape, (values.view(np.uint32) >> 16).astype(np.uint16))
+        return Tensor(name, "BF16", shape, self.take(self.normal[spread], math.prod(shape)))
 
     def ones(self, name: str, n: int) -> Tensor:
         return Tensor(name, "BF16", (n,), np.full(n, 0x3F80, np.uint16))

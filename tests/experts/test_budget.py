@@ -18,7 +18,7 @@ from memory_use import Use, requests, use
 from random_model import Shape, make
 
 CTX = 512
-TURNS = requests(2, 700, 24)
+TURNS = requests(2, 250, 12)
 SHAPES = {
     "bf16": Shape("bf16", hidden=512, width=256, experts=32, top_k=4, layers=5),
     # Read as a whole and laid out anew.

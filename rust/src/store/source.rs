@@ -7,7 +7,9 @@ mod mxfp4;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::record::{IntLayout, MAX_ELEMENTS, MAX_GROUP, Part, format_name, load_record};
+use super::record::{
+    IntLayout, MAX_ELEMENTS, MAX_GROUP, Part, RECORD_ALIGN, format_name, load_record,
+};
 use super::{Catalog, READ_BYTES, Tensor};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
@@ -265,9 +267,10 @@ impl MatrixSource {
     /// Most bytes that loading the matrix takes at a time besides the matrix itself.
     pub fn passing_bytes(&self) -> usize {
         match &self.form {
-            // Through a window for pieces and one for what is not aligned.
+            // In pieces of whole tiles, or what is not aligned by way of a window; of whole pages.
             Form::Plain { .. } | Form::Tiles { .. } => {
-                2 * self.disk_bytes().min(READ_BYTES.max(TILE * self.n_in * size_of::<f32>()))
+                let piece = READ_BYTES.max(TILE * self.n_in * size_of::<f32>());
+                self.disk_bytes().min(piece) + 2 * RECORD_ALIGN
             }
             Form::Packed { .. } | Form::Fp8(_) => self.disk_bytes() + READ_BYTES,
             // With what lies between its rows, and laid out anew.
