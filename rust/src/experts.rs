@@ -4,6 +4,8 @@
 //! which experts a row takes (`model::router`), the dense part.
 
 pub mod dispatch;
+#[cfg(test)]
+mod explore;
 pub mod heat;
 pub mod history;
 pub mod policy;
@@ -11,6 +13,7 @@ pub mod reader;
 pub mod replay;
 pub mod residency;
 pub mod shadow;
+mod sync;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -22,7 +25,7 @@ use crate::telemetry::{Served, Tiers, Traffic};
 pub use dispatch::{Routed, Tools};
 use heat::Heat;
 use policy::Policy;
-use reader::Reader;
+use reader::{Reader, THREADS};
 use residency::Residency;
 
 /// What an expert does between its products.
@@ -132,7 +135,7 @@ pub struct ExpertStore {
     cols: usize,
     residency: Residency<Expert>,
     policy: Policy,
-    reader: Reader,
+    reader: Reader<Expert>,
     /// Experts that memory is promised to until they are read.
     pending: BTreeSet<usize>,
     /// Experts in memory that were read before anything needed them, and were not used since.
@@ -170,12 +173,15 @@ impl ExpertStore {
         }
         let rows = sources.len().checked_div(cols).unwrap_or(0);
         let sources: Arc<[ExpertSource]> = sources.into();
+        let (read_from, to_read) = (Arc::clone(catalog), Arc::clone(&sources));
         Ok(Self {
             rows,
             cols,
             residency: Residency::new(rows, cols, top_k, budget_bytes),
             policy: Policy::new(rows, cols, top_k),
-            reader: Reader::new(catalog, &sources),
+            reader: Reader::new(THREADS.min(sources.len()), move |index| {
+                to_read[index].load(&read_from)
+            }),
             pending: BTreeSet::new(),
             unused: BTreeSet::new(),
             heat: Heat::new(sources.len()),

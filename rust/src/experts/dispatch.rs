@@ -184,7 +184,7 @@ impl ExpertStore {
     }
 
     /// Takes in an expert that was read.
-    fn settle(&mut self, landed: Landed, phases: &mut Phases) -> Result<Arc<Expert>> {
+    fn settle(&mut self, landed: Landed<Expert>, phases: &mut Phases) -> Result<Arc<Expert>> {
         let Landed { index, expert, service } = landed;
         phases.expert_disk += service;
         self.pending.remove(&index);

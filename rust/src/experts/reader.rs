@@ -5,34 +5,32 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use super::{Expert, ExpertSource};
+// Not the library's own: `explore` reads this file too, with locks and threads of a model checker.
+use super::sync::{Arc, Condvar, Mutex, MutexGuard, Receiver, Sender, channel, thread};
 use crate::error::Result;
-use crate::store::Catalog;
 
 /// Reads at once: what keeps a drive busy, which orders and joins them by itself.
-const THREADS: usize = 8;
+pub const THREADS: usize = 8;
 /// Of these, most that read ahead, so that what is needed now does not wait long for them.
 const THREADS_AHEAD: usize = 2;
 
 /// An expert that was read, or why not.
-pub struct Landed {
+pub struct Landed<T> {
     /// Which one.
     pub index: usize,
     /// The expert.
-    pub expert: Result<Expert>,
+    pub expert: Result<T>,
     /// How long reading took.
     pub service: Duration,
 }
 
 /// The threads that read experts. They end when this is dropped.
-pub struct Reader {
+pub struct Reader<T> {
     queue: Arc<Queue>,
-    landed: Receiver<thread::Result<Landed>>,
+    landed: Receiver<std::thread::Result<Landed<T>>>,
 }
 
 struct Queue {
@@ -107,14 +105,17 @@ impl Queue {
         }
     }
 
-    fn work(
+    fn work<T>(
         &self,
-        catalog: &Catalog,
-        sources: &[ExpertSource],
-        landed: &Sender<thread::Result<Landed>>,
+        load: &dyn Fn(usize) -> Result<T>,
+        landed: &Sender<std::thread::Result<Landed<T>>>,
     ) {
         while let Some((index, ahead)) = self.next() {
-            let read = catch_unwind(AssertUnwindSafe(|| read(catalog, sources, index)));
+            let read = catch_unwind(AssertUnwindSafe(|| {
+                let start = Instant::now();
+                let expert = load(index);
+                Landed { index, expert, service: start.elapsed() }
+            }));
             self.done(ahead);
             if landed.send(read).is_err() {
                 return;
@@ -133,20 +134,22 @@ impl Queue {
     }
 }
 
-impl Reader {
-    /// Starts the threads.
+impl<T: Send + 'static> Reader<T> {
+    /// Starts `n_threads` threads that read experts with `load`.
     ///
     /// # Panics
     /// If the system refuses to start a thread.
-    pub fn new(catalog: &Arc<Catalog>, sources: &Arc<[ExpertSource]>) -> Self {
+    pub fn new(
+        n_threads: usize,
+        load: impl Fn(usize) -> Result<T> + Send + Sync + 'static,
+    ) -> Self {
         let queue = Arc::new(Queue { wanted: Mutex::default(), changed: Condvar::new() });
-        let (finished, landed) = channel();
-        for _ in 0..THREADS.min(sources.len()) {
-            let (queue, finished) = (Arc::clone(&queue), finished.clone());
-            let (catalog, sources) = (Arc::clone(catalog), Arc::clone(sources));
+        let (load, (finished, landed)) = (Arc::new(load), channel());
+        for _ in 0..n_threads {
+            let (queue, load, finished) = (Arc::clone(&queue), Arc::clone(&load), finished.clone());
             thread::Builder::new()
                 .name("read-experts".into())
-                .spawn(move || queue.work(&catalog, &sources, &finished))
+                .spawn(move || queue.work(&*load, &finished))
                 .expect("the system starts a thread");
         }
         Self { queue, landed }
@@ -189,7 +192,7 @@ impl Reader {
     ///
     /// # Panics
     /// With the panic of the thread that read it.
-    pub fn wait(&self) -> Landed {
+    pub fn wait(&self) -> Landed<T> {
         let landed = self.landed.recv().expect("the threads live as long as this");
         landed.unwrap_or_else(|panic| resume_unwind(panic))
     }
@@ -198,23 +201,17 @@ impl Reader {
     ///
     /// # Panics
     /// With the panic of the thread that read it.
-    pub fn poll(&self) -> Option<Landed> {
+    pub fn poll(&self) -> Option<Landed<T>> {
         let landed = self.landed.try_recv().ok()?;
         Some(landed.unwrap_or_else(|panic| resume_unwind(panic)))
     }
 }
 
-impl Drop for Reader {
+impl<T> Drop for Reader<T> {
     fn drop(&mut self) {
         self.queue.lock().ended = true;
         self.queue.changed.notify_all();
     }
-}
-
-fn read(catalog: &Catalog, sources: &[ExpertSource], index: usize) -> Landed {
-    let start = Instant::now();
-    let expert = sources[index].load(catalog);
-    Landed { index, expert, service: start.elapsed() }
 }
 
 #[cfg(test)]
