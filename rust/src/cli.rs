@@ -44,6 +44,10 @@ struct Args {
     /// Further folders that hold shards of the model, separated by colons
     #[arg(long, env = "COLI_MODEL_DIRS", value_name = "DIRS")]
     model_dirs: Option<String>,
+    /// Folders with copies of files of the model on other drives, separated by colons; experts are
+    /// read from whichever drive has them first
+    #[arg(long, env = "COLI_MODEL_MIRROR", value_name = "DIRS")]
+    model_mirror: Option<String>,
     /// Speak the multiplexed protocol, as with `SERVE_BATCH=1` (the default where stdin is no
     /// terminal)
     #[arg(long, conflicts_with = "legacy")]
@@ -319,6 +323,14 @@ fn main(args: &[String]) -> i32 {
     }
 }
 
+/// What is left to do when nobody asks any more.
+fn end(engine: &mut Engine) {
+    engine.runner.save_history();
+    if let Some(told) = engine.runner.model.catalog.mirrored() {
+        eprintln!("notice: {}", one_line(told));
+    }
+}
+
 /// Where what is remembered of the model is kept; the folder is there then.
 fn state_dir(args: &Args, model: &Path) -> Result<PathBuf> {
     let dir = history::state_dir(args.state_dir.as_deref(), model)?;
@@ -345,6 +357,7 @@ fn serve(args: &Args, model: &Path, legacy: Option<LegacyOptions>) -> Result<i32
         vram_bytes: args.vram.map(|gb| (gb * 1e9) as u64),
         state_dir: Some(state_dir(args, model)?),
         more_dirs: args.model_dirs.as_deref().map(split_dirs).unwrap_or_default(),
+        mirrors: args.model_mirror.as_deref().map(split_dirs).unwrap_or_default(),
         reads: args.reads,
     };
     let mut reported = None;
@@ -367,7 +380,7 @@ fn serve(args: &Args, model: &Path, legacy: Option<LegacyOptions>) -> Result<i32
             eprintln!("notice: {fault}; only exact prompts are answered");
         }
         let code = legacy::serve(&mut engine, &chat, &options);
-        engine.runner.save_history();
+        end(&mut engine);
         return code;
     }
     let model_name = std::path::absolute(model)
@@ -380,7 +393,7 @@ fn serve(args: &Args, model: &Path, legacy: Option<LegacyOptions>) -> Result<i32
     let default_topk = if args.serve_topk == 1 && args.wire.has_details() { 5 } else { 0 };
     let options = SessionOptions { model_name, default_topk, default_seed: None, wire: args.wire };
     let code = mux::serve(&mut engine, &options);
-    engine.runner.save_history();
+    end(&mut engine);
     code
 }
 

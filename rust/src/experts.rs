@@ -4,6 +4,8 @@
 //! which experts a row takes (`model::router`), the dense part.
 
 pub mod dispatch;
+#[cfg(test)]
+mod explore;
 pub mod guard;
 pub mod heat;
 pub mod history;
@@ -13,6 +15,7 @@ pub mod reader;
 pub mod replay;
 pub mod residency;
 pub mod shadow;
+mod sync;
 pub mod vram;
 
 use std::collections::{BTreeSet, VecDeque};
@@ -21,13 +24,13 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 pub use crate::expert::{Activation, Biases, Expert};
 use crate::gpu::Device;
-use crate::store::{Catalog, MatrixSource, VectorSource};
+use crate::store::{Catalog, MatrixSource, VectorSource, abandonable};
 use crate::telemetry::{DeviceStatus, Served, Tiers, Traffic};
 pub use dispatch::{Routed, Tools};
 use heat::Heat;
 use policy::Policy;
 use prefetch::Prefetch;
-use reader::Reader;
+use reader::{Reader, THREADS};
 use residency::Residency;
 use vram::Vram;
 
@@ -102,7 +105,8 @@ pub struct ExpertStore {
     cols: usize,
     residency: Residency<Expert>,
     policy: Policy,
-    reader: Reader,
+    catalog: Arc<Catalog>,
+    reader: Reader<Expert>,
     /// The tier above RAM, of a device that works.
     vram: Option<Vram>,
     /// Experts that memory is promised to until they are read.
@@ -150,12 +154,20 @@ impl ExpertStore {
         }
         let rows = sources.len().checked_div(cols).unwrap_or(0);
         let sources: Arc<[ExpertSource]> = sources.into();
+        let (read_from, to_read) = (Arc::clone(catalog), Arc::clone(&sources));
         Ok(Self {
             rows,
             cols,
             residency: Residency::new(rows, cols, top_k, budget_bytes),
             policy: Policy::new(rows, cols, top_k),
-            reader: Reader::new(catalog, &sources),
+            catalog: Arc::clone(catalog),
+            reader: Reader::new(
+                THREADS.min(sources.len()),
+                move |index, needless| match needless {
+                    None => to_read[index].load(&read_from),
+                    Some(needless) => abandonable(needless, || to_read[index].load(&read_from)),
+                },
+            ),
             vram: None,
             pending: BTreeSet::new(),
             ahead: VecDeque::new(),
@@ -222,7 +234,7 @@ impl ExpertStore {
 
     /// Bytes of experts read from disk so far, also of those that were given up meanwhile.
     pub fn bytes_read(&self) -> u64 {
-        self.reader.bytes_read()
+        self.catalog.bytes_read().experts
     }
 
     /// How uses were served so far, and what was read.

@@ -52,6 +52,8 @@ pub struct RunnerOptions {
     pub state_dir: Option<PathBuf>,
     /// Further folders with shards of the model.
     pub more_dirs: Vec<PathBuf>,
+    /// Folders with copies of the model's files, from which experts are read too.
+    pub mirrors: Vec<PathBuf>,
     /// Whether files are read by way of the system's page cache.
     pub reads: Reads,
 }
@@ -70,6 +72,7 @@ impl Default for RunnerOptions {
             vram_bytes: None,
             state_dir: None,
             more_dirs: Vec::new(),
+            mirrors: Vec::new(),
             reads: Reads::Auto,
         }
     }
@@ -123,6 +126,7 @@ impl Runner {
         survey.catalog().read_past_cache(ModelPart::Dense, options.reads != Reads::Cached);
         let model = survey.load(progress)?;
         let mut notices = model.notices.clone();
+        notices.extend(model.catalog.attach_mirrors(&options.mirrors));
         if options.reads == Reads::Direct && !model.catalog.is_past_cache(ModelPart::Dense) {
             notices.push("these files can be read by way of the page cache only".into());
         }

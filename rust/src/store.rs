@@ -9,19 +9,20 @@ mod files;
 mod folders;
 pub mod header;
 pub mod manifest;
+mod mirror;
 pub mod output;
 mod past_cache;
 pub mod plain;
+mod reading;
 pub mod record;
 mod shard;
 mod source;
 
-use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, OnceLock};
 
 use crate::error::{Error, Result};
 pub use abandon::abandonable;
@@ -31,7 +32,7 @@ use folders::{Shards, is_plain_name};
 pub use folders::{is_there, split_dirs};
 use header::Header;
 use manifest::{Content, JOURNAL, MANIFEST, Manifest};
-use past_cache::Window;
+use mirror::Mirrors;
 pub use past_cache::{ModelPart, Reads};
 use record::{Digest, Part, RECORDS_KEY, Spare};
 use shard::Shard;
@@ -40,13 +41,6 @@ pub use source::{FusedRows, MatrixSource, StackedRows, VectorSource};
 
 /// Bytes read at a time where a tensor need not be in memory as a whole.
 pub const READ_BYTES: usize = 1 << 20;
-/// Bytes that the system is asked to read before they are wanted.
-const AHEAD_BYTES: usize = 8 << 20;
-
-thread_local! {
-    /// What pieces are read into. A buffer for each tensor would leave holes between matrices.
-    static PIECE: RefCell<Window> = const { RefCell::new(Window::new()) };
-}
 
 /// Whether a tensor belongs to a routed expert, which is not read at loading.
 pub fn is_routed_expert(name: &str) -> bool {
@@ -113,6 +107,9 @@ pub struct Catalog {
     fp8_block: [usize; 2],
     /// Tensors of shards that could not be read; all there may be if no index names them.
     unread: Unread,
+    /// Whether a manifest says what bytes of tensors must be.
+    has_manifest: bool,
+    mirrors: OnceLock<Mirrors>,
     /// Of the dense part and of routed experts.
     read: [AtomicU64; 2],
     is_past_cache: [AtomicBool; 2],
@@ -164,6 +161,8 @@ impl Catalog {
             parts: BTreeMap::new(),
             fp8_block: fp8::DEFAULT_BLOCK,
             unread: Unread::Only(BTreeSet::new()),
+            has_manifest: false,
+            mirrors: OnceLock::new(),
             read: [const { AtomicU64::new(0) }; 2],
             is_past_cache: [const { AtomicBool::new(false) }; 2],
             spare: Spare::default(),
@@ -232,6 +231,7 @@ impl Catalog {
 
     /// Compares headers with the manifest and keeps what it says about tensors.
     fn attach_digests(&mut self, manifest: &Manifest) -> Result<()> {
+        self.has_manifest = true;
         let mut digests = BTreeMap::new();
         for shard in &self.shards {
             let name = shard.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -386,119 +386,6 @@ impl Catalog {
     /// The file that holds `tensor`.
     pub fn path_of(&self, tensor: &Tensor) -> &Path {
         &self.shards[tensor.shard].path
-    }
-
-    /// Bytes of tensors read so far.
-    pub fn bytes_read(&self) -> BytesRead {
-        let [dense, experts] = self.read.each_ref().map(|n| n.load(Ordering::Relaxed));
-        BytesRead { dense, experts }
-    }
-
-    /// Reads all bytes of `tensor`.
-    pub fn read(&self, tensor: &Tensor) -> Result<Vec<u8>> {
-        let mut bytes = vec![0u8; tensor.bytes];
-        self.read_into(tensor, &mut [&mut bytes])?;
-        Ok(bytes)
-    }
-
-    /// Reads all bytes of `tensor` into `places`, one after the other, and compares them with the
-    /// manifest the first time.
-    ///
-    /// # Errors
-    /// [`Error::Io`], and [`Error::BadFile`] for damaged bytes.
-    pub fn read_into(&self, tensor: &Tensor, places: &mut [&mut [u8]]) -> Result<()> {
-        let mut from = 0;
-        for place in &mut *places {
-            self.read_at(tensor, from, place)?;
-            from += place.len();
-        }
-        debug_assert_eq!(from, tensor.bytes, "all of the tensor");
-        match &tensor.digest {
-            Some(digest) => digest.check(self.path_of(tensor), places.iter().map(|place| &**place)),
-            None => Ok(()),
-        }
-    }
-
-    /// Reads the bytes of `tensor` in pieces of at most `size` bytes and gives each to `take`;
-    /// compares them with the manifest the first time.
-    ///
-    /// # Errors
-    /// As [`Catalog::read_into`], and those of `take`.
-    pub fn read_pieces(
-        &self,
-        tensor: &Tensor,
-        size: usize,
-        take: &mut dyn FnMut(&[u8]) -> Result<()>,
-    ) -> Result<()> {
-        let shard = &self.shards[tensor.shard];
-        let past_cache = self.is_past_cache(tensor.part());
-        let advise = |from: usize, bytes: usize| {
-            let from = from.min(tensor.bytes);
-            let bytes = bytes.min(tensor.bytes - from);
-            shard.will_need(tensor.offset + from as u64, bytes, past_cache);
-        };
-        // Taken, so that `take` may read too.
-        let mut window = PIECE.take();
-        advise(0, AHEAD_BYTES);
-        let mut check = tensor.digest.as_ref().and_then(|digest| digest.begin());
-        let mut from = 0;
-        while from < tensor.bytes {
-            let n = size.min(tensor.bytes - from);
-            advise(from + AHEAD_BYTES, n);
-            let piece = self.read_window(tensor, from, n, &mut window)?;
-            if let Some(check) = &mut check {
-                check.update(piece);
-            }
-            take(piece)?;
-            from += n;
-        }
-        PIECE.replace(window);
-        check.map_or(Ok(()), |check| check.end(self.path_of(tensor)))
-    }
-
-    /// Reads `bytes` bytes of `tensor` from byte `from` on, to wherever in `window` suits best.
-    fn read_window<'a>(
-        &self,
-        tensor: &Tensor,
-        from: usize,
-        bytes: usize,
-        window: &'a mut Window,
-    ) -> Result<&'a [u8]> {
-        abandon::check()?;
-        self.count(tensor, bytes);
-        let (shard, at) = (&self.shards[tensor.shard], tensor.offset + from as u64);
-        let range = shard.read_window(window, at, bytes, self.is_past_cache(tensor.part()))?;
-        Ok(&window.bytes(0)[range])
-    }
-
-    /// Reads the bytes of `tensor` from byte `from` on, compared with nothing.
-    pub fn read_at(&self, tensor: &Tensor, from: usize, out: &mut [u8]) -> Result<()> {
-        let shard = &self.shards[tensor.shard];
-        let is_past_cache = self.is_past_cache(tensor.part());
-        let mut at = tensor.offset + from as u64;
-        for piece in out.chunks_mut(abandon::piece_bytes()) {
-            abandon::check()?;
-            self.count(tensor, piece.len());
-            shard.read_exact_at(piece, at, is_past_cache)?;
-            at += piece.len() as u64;
-        }
-        Ok(())
-    }
-
-    fn count(&self, tensor: &Tensor, bytes: usize) {
-        self.read[tensor.part() as usize].fetch_add(bytes as u64, Ordering::Relaxed);
-    }
-
-    /// Says whether what is not in the system's page cache is to be read past it from now on, where
-    /// that is possible.
-    pub fn read_past_cache(&self, part: ModelPart, is_past_cache: bool) {
-        let is_past_cache = is_past_cache && self.shards.iter().any(Shard::has_past_cache);
-        self.is_past_cache[part as usize].store(is_past_cache, Ordering::Relaxed);
-    }
-
-    /// Whether it is.
-    pub fn is_past_cache(&self, part: ModelPart) -> bool {
-        self.is_past_cache[part as usize].load(Ordering::Relaxed)
     }
 
     /// Asks the system to forget what it keeps in memory of `bytes` bytes of `tensor` from byte

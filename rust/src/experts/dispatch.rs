@@ -230,7 +230,7 @@ impl ExpertStore {
     }
 
     /// Takes in an expert that was read.
-    fn settle(&mut self, landed: Landed, phases: &mut Phases) -> Result<Arc<Expert>> {
+    fn settle(&mut self, landed: Landed<Expert>, phases: &mut Phases) -> Result<Arc<Expert>> {
         let Landed { index, expert, service } = landed;
         phases.expert_disk += service;
         self.pending.remove(&index);
@@ -292,7 +292,9 @@ impl ExpertStore {
     /// Reuses the memory of what was given up.
     pub(super) fn recycle(&mut self) {
         for expert in self.residency.take_gone().filter_map(Arc::into_inner) {
-            self.reader.recycle(expert);
+            for matrix in [expert.gate, expert.up, expert.down] {
+                self.catalog.spare().keep(matrix);
+            }
         }
     }
 
@@ -315,10 +317,19 @@ impl ExpertStore {
     /// Takes back the memory of the expert to be read ahead that is wanted least; false if none is
     /// left that is not being read.
     fn withdraw(&mut self) -> bool {
-        let Some(index) = self.reader.withdraw() else { return false };
+        let withdrawn = self.reader.withdraw();
+        if let Some(index) = withdrawn {
+            self.forget_request(index);
+        }
+        withdrawn.is_some()
+    }
+
+    /// Takes back the memory that was promised to an expert, which is not asked for any more.
+    pub(super) fn forget_request(&mut self, index: usize) {
         self.pending.remove(&index);
         self.residency.take_back(self.sources[index].ram_bytes());
-        true
+        // Nobody reads into what was given up for it.
+        self.catalog.spare().clear();
     }
 
     /// Asks for the experts to be read ahead, as long as the budget has room.

@@ -286,8 +286,7 @@ impl ExpertStore {
             if is_wanted(index) {
                 self.prefetch.asked.push(index);
             } else if self.reader.withdraw_one(index) {
-                self.pending.remove(&index);
-                self.residency.take_back(self.sources[index].ram_bytes());
+                self.forget_request(index);
             }
         }
     }

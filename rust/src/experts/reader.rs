@@ -5,37 +5,38 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Expert, ExpertSource};
+// Not the library's own: `explore` reads this file too, with locks and threads of a model checker.
+use super::sync::{Arc, Condvar, Mutex, MutexGuard, Receiver, Sender, channel, thread};
 use crate::error::Result;
-use crate::store::{Catalog, abandonable};
 
 /// Reads at once: what keeps a drive busy, which orders and joins them by itself.
-pub(super) const THREADS: usize = 8;
+pub const THREADS: usize = 8;
 /// Of these, most that read ahead, so that what is needed now does not wait long for them.
 const THREADS_AHEAD: usize = 2;
 
 /// An expert that was read, or why not.
-pub struct Landed {
+pub struct Landed<T> {
     /// Which one.
     pub index: usize,
     /// The expert.
-    pub expert: Result<Expert>,
+    pub expert: Result<T>,
     /// How long reading took.
     pub service: Duration,
 }
 
 /// The threads that read experts. They end when this is dropped.
-pub struct Reader {
+pub struct Reader<T> {
     queue: Arc<Queue>,
-    catalog: Arc<Catalog>,
-    landed: Receiver<thread::Result<Landed>>,
+    landed: Receiver<std::thread::Result<Landed<T>>>,
 }
+
+/// Reads an expert; one that is read ahead ends early with [`crate::Error::Interrupted`] once it is
+/// said to have become needless.
+type Load<T> = dyn Fn(usize, Option<&Arc<AtomicBool>>) -> Result<T>;
 
 struct Queue {
     wanted: Mutex<Wanted>,
@@ -116,16 +117,12 @@ impl Queue {
         }
     }
 
-    fn work(
-        &self,
-        catalog: &Catalog,
-        sources: &[ExpertSource],
-        landed: &Sender<thread::Result<Landed>>,
-    ) {
+    fn work<T>(&self, load: &Load<T>, landed: &Sender<std::thread::Result<Landed<T>>>) {
         while let Some((index, needless)) = self.next() {
-            let read = catch_unwind(AssertUnwindSafe(|| match &needless {
-                None => read(catalog, sources, index),
-                Some(needless) => abandonable(needless, || read(catalog, sources, index)),
+            let read = catch_unwind(AssertUnwindSafe(|| {
+                let start = Instant::now();
+                let expert = load(index, needless.as_ref());
+                Landed { index, expert, service: start.elapsed() }
             }));
             self.done(index, needless.is_some());
             if landed.send(read).is_err() {
@@ -151,23 +148,25 @@ impl Queue {
     }
 }
 
-impl Reader {
-    /// Starts the threads.
+impl<T: Send + 'static> Reader<T> {
+    /// Starts `n_threads` threads that read experts with `load`.
     ///
     /// # Panics
     /// If the system refuses to start a thread.
-    pub fn new(catalog: &Arc<Catalog>, sources: &Arc<[ExpertSource]>) -> Self {
+    pub fn new(
+        n_threads: usize,
+        load: impl Fn(usize, Option<&Arc<AtomicBool>>) -> Result<T> + Send + Sync + 'static,
+    ) -> Self {
         let queue = Arc::new(Queue { wanted: Mutex::default(), changed: Condvar::new() });
-        let (finished, landed) = channel();
-        for _ in 0..THREADS.min(sources.len()) {
-            let (queue, finished) = (Arc::clone(&queue), finished.clone());
-            let (catalog, sources) = (Arc::clone(catalog), Arc::clone(sources));
+        let (load, (finished, landed)) = (Arc::new(load), channel());
+        for _ in 0..n_threads {
+            let (queue, load, finished) = (Arc::clone(&queue), Arc::clone(&load), finished.clone());
             thread::Builder::new()
                 .name("read-experts".into())
-                .spawn(move || queue.work(&catalog, &sources, &finished))
+                .spawn(move || queue.work(&*load, &finished))
                 .expect("the system starts a thread");
         }
-        Self { queue, catalog: Arc::clone(catalog), landed }
+        Self { queue, landed }
     }
 
     /// Asks for an expert that is needed now.
@@ -207,7 +206,7 @@ impl Reader {
     }
 
     /// Takes back the request for an expert that may be needed. False if it is being read: that read
-    /// ends early with [`Error::Interrupted`], or has ended.
+    /// ends early, or has ended.
     pub fn withdraw_one(&self, index: usize) -> bool {
         let mut wanted = self.queue.lock();
         if let Some((_, needless)) = wanted.reading_ahead.iter().find(|(other, _)| *other == index)
@@ -215,29 +214,12 @@ impl Reader {
             needless.store(true, Ordering::Relaxed);
         }
         let place = wanted.ahead.iter().position(|&other| other == index);
-        place.is_some_and(|place| {
-            // Nobody reads into what was given up for it.
-            self.catalog.spare().clear();
-            wanted.ahead.remove(place).is_some()
-        })
+        place.is_some_and(|place| wanted.ahead.remove(place).is_some())
     }
 
     /// Takes back the request for the expert that may be needed least, if it is not being read.
     pub fn withdraw(&self) -> Option<usize> {
-        self.catalog.spare().clear();
         self.queue.lock().ahead.pop_back()
-    }
-
-    /// Leaves the memory of an expert that nobody needs any more to those that are read next.
-    pub fn recycle(&self, expert: Expert) {
-        for matrix in [expert.gate, expert.up, expert.down] {
-            self.catalog.spare().keep(matrix);
-        }
-    }
-
-    /// Bytes of experts read so far.
-    pub fn bytes_read(&self) -> u64 {
-        self.catalog.bytes_read().experts
     }
 
     /// Time so far in which at least one expert was being read.
@@ -249,7 +231,7 @@ impl Reader {
     ///
     /// # Panics
     /// With the panic of the thread that read it.
-    pub fn wait(&self) -> Landed {
+    pub fn wait(&self) -> Landed<T> {
         let landed = self.landed.recv().expect("the threads live as long as this");
         landed.unwrap_or_else(|panic| resume_unwind(panic))
     }
@@ -258,23 +240,17 @@ impl Reader {
     ///
     /// # Panics
     /// With the panic of the thread that read it.
-    pub fn poll(&self) -> Option<Landed> {
+    pub fn poll(&self) -> Option<Landed<T>> {
         let landed = self.landed.try_recv().ok()?;
         Some(landed.unwrap_or_else(|panic| resume_unwind(panic)))
     }
 }
 
-impl Drop for Reader {
+impl<T> Drop for Reader<T> {
     fn drop(&mut self) {
         self.queue.lock().ended = true;
         self.queue.changed.notify_all();
     }
-}
-
-fn read(catalog: &Catalog, sources: &[ExpertSource], index: usize) -> Landed {
-    let start = Instant::now();
-    let expert = sources[index].load(catalog);
-    Landed { index, expert, service: start.elapsed() }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Write as _;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
@@ -22,20 +22,43 @@ pub struct Output {
 impl Output {
     /// Begins the file `name` of `dir` anew.
     pub fn create(dir: &Path, name: &str) -> Result<Self> {
-        Self::open(dir, name, 0o666)
+        let output = Self::open(dir, name, 0o666)?;
+        output.clear()
     }
 
-    /// Like [`Self::create`], for a file that others may not read.
+    /// Like [`Self::create`], for a file that others may not read and that several processes write:
+    /// each waits for the one before.
     pub fn create_private(dir: &Path, name: &str) -> Result<Self> {
-        Self::open(dir, name, 0o600)
+        loop {
+            let mut output = Self::open(dir, name, 0o600)?;
+            // File systems without locks serve one process at a time.
+            let is_locked = output.file.lock().is_ok();
+            if !is_locked || output.is_partial() {
+                return output.clear();
+            }
+            // It is whole and has its name since it was opened, so there is nothing to remove.
+            output.finished = true;
+        }
     }
 
     fn open(dir: &Path, name: &str, mode: u32) -> Result<Self> {
         let partial = dir.join(format!("{name}{PARTIAL}"));
         let mut options = fs::OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(mode);
+        options.write(true).create(true).truncate(false).mode(mode);
         let file = options.open(&partial).map_err(|e| Error::io(&partial, e))?;
         Ok(Self { path: dir.join(name), partial, file, bytes: 0, finished: false })
+    }
+
+    fn clear(self) -> Result<Self> {
+        self.file.set_len(0).map_err(|e| Error::io(&self.partial, e))?;
+        Ok(self)
+    }
+
+    /// Whether the file is the one under the name that it has until it is whole.
+    fn is_partial(&self) -> bool {
+        let inode = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
+        let there = fs::metadata(&self.partial).map(inode).ok();
+        there.is_some() && there == self.file.metadata().map(inode).ok()
     }
 
     /// Appends `bytes`.
@@ -66,4 +89,32 @@ impl Drop for Output {
 /// Makes renames and removals in `dir` lasting.
 pub fn sync_dir(dir: &Path) -> Result<()> {
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(|e| Error::io(dir, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn those_who_write_the_same_file_take_turns() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let write = |text: &[u8]| {
+            let mut output = Output::create_private(dir.path(), "file").expect("a file");
+            output.write(text).expect("room");
+            output
+        };
+        let first = write(b"first");
+        thread::scope(|scope| {
+            let second = scope.spawn(|| write(b"and second").finish().expect("a name"));
+            // Time to get in the way of the first.
+            thread::sleep(Duration::from_millis(50));
+            assert_eq!(first.finish().expect("a name"), 5);
+            assert_eq!(second.join().expect("no panic"), 10);
+        });
+        assert_eq!(fs::read(dir.path().join("file")).expect("a file"), b"and second");
+        assert!(!dir.path().join("file.partial").exists());
+    }
 }

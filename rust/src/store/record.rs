@@ -4,11 +4,12 @@
 //! one another. Which matrices they are stands in the header of the file (`docs/formats.md`), so
 //! that a file can be read without any other.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
+use super::mirror::Drives;
 use super::{Catalog, Tensor};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
@@ -268,42 +269,46 @@ fn empty(layout: IntLayout, spare: &Spare) -> Matrix {
 pub struct Digest {
     name: String,
     expected: blake3::Hash,
-    /// Whether they once did; they are not hashed again.
-    checked: AtomicBool,
+    /// Drives from which all of them once did; they are not hashed again.
+    checked: AtomicU32,
 }
 
 impl Digest {
     /// The digest of the tensor `name`.
     pub fn new(name: &str, expected: blake3::Hash) -> Self {
-        Self { name: name.to_owned(), expected, checked: AtomicBool::new(false) }
+        Self { name: name.to_owned(), expected, checked: AtomicU32::new(0) }
     }
 
-    /// Compares `parts`, one after the other, unless that was done before.
+    /// Compares `parts`, one after the other, which came from `drives`, unless that was done before.
     ///
     /// # Errors
     /// [`Error::BadFile`] about `path` for other bytes.
-    pub fn check<'a>(
+    pub(super) fn check<'a>(
         &self,
         path: &std::path::Path,
+        drives: Drives,
         parts: impl Iterator<Item = &'a [u8]>,
     ) -> Result<()> {
-        let Some(mut check) = self.begin() else { return Ok(()) };
+        let Some(mut check) = self.begin(drives) else { return Ok(()) };
         for part in parts {
             check.update(part);
         }
         check.end(path)
     }
 
-    /// A comparison of bytes that come one after the other, unless that was done before.
-    pub fn begin(&self) -> Option<Check<'_>> {
-        let is_new = !self.checked.load(Ordering::Relaxed);
-        is_new.then(|| Check { digest: self, hasher: blake3::Hasher::new() })
+    /// A comparison of bytes that come one after the other from `drives`, unless that was done
+    /// before: what several drives gave together, one of them may never have given.
+    pub(super) fn begin(&self, drives: Drives) -> Option<Check<'_>> {
+        let is_known =
+            drives.count_ones() == 1 && self.checked.load(Ordering::Relaxed) & drives != 0;
+        (!is_known).then(|| Check { digest: self, drives, hasher: blake3::Hasher::new() })
     }
 }
 
 /// A comparison that is under way.
 pub struct Check<'a> {
     digest: &'a Digest,
+    drives: Drives,
     hasher: blake3::Hasher,
 }
 
@@ -321,7 +326,9 @@ impl Check<'_> {
         if self.hasher.finalize() != self.digest.expected {
             return Err(damaged(path, &self.digest.name));
         }
-        self.digest.checked.store(true, Ordering::Relaxed);
+        if self.drives.count_ones() == 1 {
+            self.digest.checked.fetch_or(self.drives, Ordering::Relaxed);
+        }
         Ok(())
     }
 }
