@@ -372,9 +372,9 @@ mod tests {
             let needed = |ctx, slots| 1_000_000 + 1000 * (ctx * slots) as u64;
             fitting(needed(1000, 4), (1000, 4), Budget { most, asked_for }, needed)
         };
-        assert_eq!(told(true, 3_500_000), "--ram 5.000, --ctx 625 or --slots 2 would fit");
-        assert_eq!(told(true, 1_100_000), "--ram 5.000 or --ctx 25 would fit");
-        assert_eq!(told(true, 900_000), "--ram 5.000 would fit");
+        assert_eq!(told(true, 3_500_000), "--ram 0.005, --ctx 625 or --slots 2 would fit");
+        assert_eq!(told(true, 1_100_000), "--ram 0.005 or --ctx 25 would fit");
+        assert_eq!(told(true, 900_000), "--ram 0.005 would fit");
         assert_eq!(told(false, 2_000_000), "--ctx 250 or --slots 1 would fit");
         let convert = "free some memory, or make the model smaller with 'colibri convert'";
         assert_eq!(told(false, 900_000), convert);
