@@ -26,7 +26,10 @@ Answer = list[tuple[bytes, list[tuple[float, bytes]]]]
 
 
 class Wire:
-    """A running engine; ``caps`` is what it said of itself, ``latest`` the last record of each kind."""
+    """A running engine.
+
+    ``caps`` is what it said of itself, ``latest`` the last record of each kind.
+    """
 
     def __init__(self, model: Path, slots: int = 1, ctx: int = 512, **settings: object) -> None:
         env = {name: str(value) for name, value in settings.items()}

@@ -1,7 +1,7 @@
 //! The device tier on the crate's public interface: whatever a device holds, and however it fails,
 //! the bits are those of the processor alone.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -98,9 +98,8 @@ impl Device for Double {
         }
         self.polls = 0;
         let (key, ended) = self.host.uploaded(true)?;
-        let ended = ended.and_then(|()| {
-            self.called(Call::Uploaded).inspect_err(|_| self.host.release(key))
-        });
+        let ended = ended
+            .and_then(|()| self.called(Call::Uploaded).inspect_err(|_| self.host.release(key)));
         Some((key, ended))
     }
 
@@ -126,7 +125,7 @@ fn load(name: &str) -> Runner {
     load_folder(&dir, &RunnerOptions::default())
 }
 
-fn load_folder(dir: &PathBuf, options: &RunnerOptions) -> Runner {
+fn load_folder(dir: &Path, options: &RunnerOptions) -> Runner {
     Runner::load(dir, options, &mut |_, _| {}).expect("the fixture loads")
 }
 
@@ -151,7 +150,8 @@ struct Dice(u64);
 
 impl Dice {
     fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % n
     }
 }
@@ -216,7 +216,16 @@ fn case() -> impl Strategy<Value = Case> {
     ];
     let fault = prop_oneof![Just(Fault::OutOfMemory), Just(Fault::Lost("pulled out".into()))];
     let fault = prop::option::of((call, 1usize..20, fault));
-    (1usize..12, 0usize..30, 1usize..40, any::<bool>(), fault, any::<bool>(), any::<u64>(), 1usize..60)
+    (
+        1usize..12,
+        0usize..30,
+        1usize..40,
+        any::<bool>(),
+        fault,
+        any::<bool>(),
+        any::<u64>(),
+        1usize..60,
+    )
         .prop_map(
             |(ram_slots, vram_slots, polls_an_upload, is_picky, fault, remembers, seed, steps)| {
                 Case {
@@ -247,7 +256,8 @@ fn no_device_changes_a_bit_or_takes_more_than_its_budget() {
             let mut double = Double::new(vram_bytes, case.fault.clone());
             (double.polls_an_upload, double.is_picky) = (case.polls_an_upload, case.is_picky);
             let most_used = Arc::clone(&double.most_used);
-            let (mut plain, mut tested) = (store(&runner, layers * cols), store(&runner, ram_slots));
+            let (mut plain, mut tested) =
+                (store(&runner, layers * cols), store(&runner, ram_slots));
             tested.use_device(Box::new(double));
             let mut dice = Dice(case.seed);
             if case.remembers {
@@ -299,7 +309,7 @@ fn the_hottest_experts_go_to_the_device_and_make_room_for_hotter_ones() {
     let of_each_layer = |experts: [usize; 2]| -> Vec<usize> {
         (0..layers).flat_map(|layer| experts.map(|expert| layer * cols + expert)).collect()
     };
-    let mut take = |store: &mut ExpertStore, experts: [usize; 2], steps| {
+    let take = |store: &mut ExpertStore, experts: [usize; 2], steps| {
         for _ in 0..steps {
             for layer in 0..layers {
                 run(store, &runner, layer, &[experts.to_vec()]);
@@ -338,7 +348,9 @@ fn what_an_earlier_run_used_most_goes_there_first() {
     store.use_device(Box::new(Double::new(3 * largest(&runner), None)));
     let hottest = [cols - 1, cols + 5, 2 * cols + 4];
     let mut counts = vec![1; layers * cols];
-    hottest.iter().for_each(|&index| counts[index] = 1000);
+    for index in hottest {
+        counts[index] = 1000;
+    }
     store.remember(&counts);
     for _ in 0..1000 {
         for layer in 0..layers {
