@@ -301,9 +301,8 @@ impl ExpertStore {
 
     /// The expert map, one byte an expert: `tier << 6 | heat level`.
     pub fn map(&self) -> Vec<u8> {
-        let tier = |index| match self.is_on_device(index) {
-            true => 2,
-            false => u8::from(self.residency.contains(index)),
+        let tier = |index| {
+            if self.is_on_device(index) { 2 } else { u8::from(self.residency.contains(index)) }
         };
         (0..self.sources.len()).map(|i| tier(i) << 6 | self.heat.level(i)).collect()
     }

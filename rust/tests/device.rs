@@ -1,7 +1,7 @@
 //! The device tier on the crate's public interface: whatever a device holds, and however it fails,
 //! the bits are those of the processor alone.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -125,7 +125,7 @@ fn load(name: &str) -> Runner {
     load_folder(&dir, &RunnerOptions::default())
 }
 
-fn load_folder(dir: &PathBuf, options: &RunnerOptions) -> Runner {
+fn load_folder(dir: &Path, options: &RunnerOptions) -> Runner {
     Runner::load(dir, options, &mut |_, _| {}).expect("the fixture loads")
 }
 
@@ -348,7 +348,9 @@ fn what_an_earlier_run_used_most_goes_there_first() {
     store.use_device(Box::new(Double::new(3 * largest(&runner), None)));
     let hottest = [cols - 1, cols + 5, 2 * cols + 4];
     let mut counts = vec![1; layers * cols];
-    hottest.iter().for_each(|&index| counts[index] = 1000);
+    for index in hottest {
+        counts[index] = 1000;
+    }
     store.remember(&counts);
     for _ in 0..1000 {
         for layer in 0..layers {

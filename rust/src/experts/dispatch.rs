@@ -190,16 +190,13 @@ impl ExpertStore {
                     return failure.map_or(Ok(outputs), Err);
                 }
                 let given = std::mem::take(&mut given);
-                match timed(&mut phases.expert_matmul, || self.collect()) {
-                    Some(done) => {
-                        for ((place, _), output) in given.into_values().zip(done) {
-                            outputs[place] = output;
-                        }
+                if let Some(done) = timed(&mut phases.expert_matmul, || self.collect()) {
+                    for ((place, _), output) in given.into_values().zip(done) {
+                        outputs[place] = output;
                     }
-                    None => {
-                        absent.extend(given.keys());
-                        missing.extend(given);
-                    }
+                } else {
+                    absent.extend(given.keys());
+                    missing.extend(given);
                 }
                 continue;
             }
