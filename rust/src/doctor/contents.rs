@@ -72,7 +72,7 @@ pub fn check_contents(
             if !progress(done.load(Ordering::Relaxed), total) {
                 stopped.store(true, Ordering::Relaxed);
             }
-            if readers.iter().all(|reader| reader.is_finished()) {
+            if readers.iter().all(std::thread::ScopedJoinHandle::is_finished) {
                 break;
             }
             std::thread::sleep(REPORT_INTERVAL);

@@ -67,7 +67,7 @@ pub fn measure_disk(
                 wanted = false;
                 next.store(pieces.len(), Ordering::Relaxed);
             }
-            if readers.iter().all(|reader| reader.is_finished()) {
+            if readers.iter().all(std::thread::ScopedJoinHandle::is_finished) {
                 break;
             }
             std::thread::sleep(REPORT_INTERVAL);
