@@ -301,6 +301,8 @@ fn remembered_turn(state_dir: Option<&Path>) -> (Vec<(u32, u32)>, Uses, Vec<Stri
     let options = RunnerOptions {
         ctx: Some(512),
         expert_slots: Some(8),
+        // What is read ahead is what was remembered.
+        prefetch: false,
         state_dir: state_dir.map(Path::to_owned),
         ..RunnerOptions::default()
     };

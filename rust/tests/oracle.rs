@@ -203,30 +203,30 @@ fn bits_do_not_depend_on_the_expert_budget() {
     let (prompt, _) = prompts(name).swap_remove(0);
     let mut whole = load(name, &RunnerOptions::default());
     let (_, expected) = generate(&mut whole, &prompt, 32, 64);
-    let mut tight = load(name, &RunnerOptions::default());
-    // Room for exactly the two experts of one token.
-    let largest = tight
-        .model
-        .experts
-        .iter()
-        .map(colibri::experts::ExpertSource::ram_bytes)
-        .max()
-        .expect("experts");
-    tight.experts = colibri::experts::ExpertStore::new(
-        &tight.model.catalog,
-        tight.model.experts.clone(),
-        tight.model.n_experts,
-        tight.model.top_k,
-        2 * largest,
-    )
-    .expect("the floor fits");
-    let (_, logits) = generate(&mut tight, &prompt, 32, 64);
-    assert!(bits(&logits) == bits(&expected));
-    assert!(tight.experts.bytes_read() > whole.experts.bytes_read(), "experts were read again");
-    let uses = tight.experts.heat().uses();
-    assert!(uses.missed > 0 && uses.ahead == 0, "{uses:?}");
-    let taken = (prompt.len() + 31) * tight.model.top_k * tight.model.sparse_layers.len();
-    assert_eq!(uses.total(), taken as u64, "each row and rank is one use");
+    for guesses in [true, false] {
+        let mut tight = load(name, &RunnerOptions::default());
+        // Room for exactly the two experts of one token.
+        let sizes = tight.model.experts.iter().map(colibri::experts::ExpertSource::ram_bytes);
+        let largest = sizes.max().expect("experts");
+        tight.experts = colibri::experts::ExpertStore::new(
+            &tight.model.catalog,
+            tight.model.experts.clone(),
+            tight.model.n_experts,
+            tight.model.top_k,
+            2 * largest,
+        )
+        .expect("the floor fits");
+        if !guesses {
+            tight.experts.never_guess();
+        }
+        let (_, logits) = generate(&mut tight, &prompt, 32, 64);
+        assert!(bits(&logits) == bits(&expected));
+        assert!(tight.experts.bytes_read() > whole.experts.bytes_read(), "experts were read again");
+        let uses = tight.experts.heat().uses();
+        assert!(uses.missed > 0 && (guesses || uses.ahead == 0), "{uses:?}");
+        let taken = (prompt.len() + 31) * tight.model.top_k * tight.model.sparse_layers.len();
+        assert_eq!(uses.total(), taken as u64, "each row and rank is one use");
+    }
 }
 
 /// A fixture with another value of one key of its config.json.
