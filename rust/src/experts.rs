@@ -116,6 +116,8 @@ pub struct ExpertStore {
     /// Experts in memory that were read before anything needed them, and were not used since.
     unused: BTreeSet<usize>,
     prefetch: Prefetch,
+    /// Whether all experts are records, which are read to where they stay.
+    are_records: bool,
     heat: Heat,
     total_bytes: u64,
     /// What happened that nobody was told of.
@@ -173,6 +175,7 @@ impl ExpertStore {
             ahead: VecDeque::new(),
             unused: BTreeSet::new(),
             prefetch: Prefetch::new(top_k),
+            are_records: sources.iter().all(|source| source.gate.is_record()),
             heat: Heat::new(sources.len()),
             total_bytes: sources.iter().map(ExpertSource::ram_bytes).sum(),
             sources,

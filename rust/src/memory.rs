@@ -12,8 +12,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::cpu;
 
-/// Bytes from which a block is a large one.
-const LARGE: usize = 128 << 10;
+/// Bytes from which a block is a large one: matrices of small experts too, since what the system's
+/// allocator takes back of those that were given up, in many threads, it seldom gives back itself.
+const LARGE: usize = 32 << 10;
 /// Large blocks are whole numbers of these, and begin at one.
 const GRAIN: usize = 4 << 10;
 const HUGE_PAGE: usize = 2 << 20;

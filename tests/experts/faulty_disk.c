@@ -25,8 +25,8 @@ struct disk {
     _Atomic int64_t bad_from, bad_to;
     /* The next `pass` reads go well, then `fail` ones fail. */
     _Atomic int64_t pass, fail;
-    /* Each so-manieth read ends early, is interrupted by a signal, or fails; no thread meets two
-     * failures one after the other. */
+    /* Each so-manieth read ends early, is interrupted by a signal, or fails; after a failure the
+     * thread's next 8 reads do not, however many calls a second try takes. */
     _Atomic int64_t short_every, interrupt_every, fail_every;
     /* Milliseconds that each read takes longer. */
     _Atomic int64_t delay_ms;
@@ -43,7 +43,7 @@ struct disk {
 };
 
 static struct disk *disk;
-static _Thread_local int has_failed;
+static _Thread_local int calm;
 static const char *reads, *writes;
 static ssize_t (*real_pread)(int, void *, size_t, off64_t);
 static ssize_t (*real_write)(int, const void *, size_t);
@@ -116,9 +116,12 @@ ssize_t pread64(int fd, void *out, size_t bytes, off64_t from) {
         return fault(EIO);
     if (!take(&disk->pass) && take(&disk->fail))
         return fault(EIO);
-    has_failed = !has_failed && each(nth, disk->fail_every);
-    if (has_failed)
+    if (calm > 0)
+        calm--;
+    else if (each(nth, disk->fail_every)) {
+        calm = 8;
         return fault(EIO);
+    }
     if (each(nth, disk->interrupt_every))
         return fault(EINTR);
     if (bytes > 1 && each(nth, disk->short_every)) {

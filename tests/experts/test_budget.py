@@ -14,7 +14,7 @@ import pytest
 
 from colibri import _core
 from colibri.find_engine import find_engine
-from memory_use import Use, requests, use
+from memory_use import LIMIT, Use, requests, use
 from random_model import Shape, make
 
 CTX = 512
@@ -118,8 +118,12 @@ def test_twenty_models_and_budgets(cases: dict[str, Case]) -> None:
         where = f"{case.folder.name}, {ram / 1e6:.1f} MB"
         print(f"{where}: most {found.most / ram:.1%}, at the end {found.at_end / ram:.1%}")
         assert found.answers == case.unlimited.answers, where
-        assert found.most <= 1.02 * ram, where
-        assert found.most >= 0.9 * min(ram, case.everything), where
+        # Also where there is no group to kill it.
+        assert found.most <= LIMIT * ram, where
+        # What is kept free for reading and for steps is not always in use; of models as small as
+        # these that is much.
+        spare = memory(case.folder, ram / 1e9)["working_bytes"]
+        assert found.most + spare >= 0.9 * min(ram, case.everything), where
     assert ran >= PAIRS // 2
     assert refusals >= 2
 
@@ -127,6 +131,9 @@ def test_twenty_models_and_budgets(cases: dict[str, Case]) -> None:
 def test_what_cannot_be_is_refused_with_what_would_fit(cases: dict[str, Case]) -> None:
     for name in ("bf16", "fp8"):
         case = cases[name]
-        ram = int(0.9 * case.least)
+        ram = int(0.5 * case.least)
         fits = check_refusal(refused(case.folder, ram), ram)
         assert refused(case.folder, int(fits * 1e9)) == []
+        # Not much less would have done.
+        ram = int(0.9 * fits * 1e9)
+        check_refusal(refused(case.folder, ram), ram)

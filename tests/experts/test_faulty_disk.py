@@ -10,6 +10,7 @@ import signal
 import struct
 import tempfile
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -290,7 +291,9 @@ def test_whenever_an_engine_is_killed_its_history_is_whole(
     log, state = tmp_path / "log", tmp_path / "state"
     state.mkdir()
     settings: dict[str, Any] = {**disk.settings, "COLIBRI_STATE_DIR": state}
+    began = time.monotonic()
     gained = gains(settings, log, state)
+    usual_s = time.monotonic() - began
     # Opening, writing, syncing and renaming for each turn, and at the end.
     calls = disk.get("changes")
     assert calls >= 4 * len(Life.REQUESTS)
@@ -302,7 +305,7 @@ def test_whenever_an_engine_is_killed_its_history_is_whole(
         if how == "at a call":
             disk.set(kill_at=n)
         life = Life(log, settings)
-        killer = threading.Timer(0.3 + 0.3 * chance.random(), life.wire.process.kill)
+        killer = threading.Timer(usual_s * chance.random(), life.wire.process.kill)
         if how == "anywhere":
             killer.start()
         life.live()

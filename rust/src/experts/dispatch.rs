@@ -286,8 +286,13 @@ impl ExpertStore {
         is_promised
     }
 
-    /// Reuses the memory of what was given up.
+    /// Lets go of what was given up; its memory is left to the read that it was given up for, if that
+    /// needs the same.
     pub(super) fn recycle(&mut self) {
+        if !self.are_records {
+            drop(self.residency.take_gone());
+            return;
+        }
         for expert in self.residency.take_gone().filter_map(Arc::into_inner) {
             for matrix in [expert.gate, expert.up, expert.down] {
                 self.catalog.spare().keep(matrix);

@@ -12,6 +12,7 @@ mod sync {
 
 #[path = "reader.rs"]
 #[allow(dead_code, reason = "some of it is for the store alone")]
+#[allow(clippy::duplicate_mod, reason = "once more with other threads is the point")]
 mod reader;
 
 use std::collections::BTreeSet;

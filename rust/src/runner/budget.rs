@@ -19,9 +19,8 @@ const AUTO_SHARE: f64 = 0.9;
 const MARGIN: u64 = 20;
 /// Rows of the largest step for which there is always room, besides a row of each slot.
 const LEAST_ROWS: usize = 16;
-/// A larger step than that takes this share of what experts could have, at most: experts are read once
-/// a step, so that many rows save more than many experts in memory.
-const STEP_SHARE: u64 = 2;
+/// A larger step than that takes this share of what experts could have, at most.
+const STEP_SHARE: u64 = 4;
 /// Steps after which the memory of a large one is given to experts.
 const STEPS_KEPT: usize = 32;
 /// Least time between two measurements.

@@ -300,7 +300,7 @@ impl Digest {
     /// before: what several drives gave together, one of them may never have given.
     pub(super) fn begin(&self, drives: Drives) -> Option<Check<'_>> {
         let is_known =
-            drives.count_ones() == 1 && self.checked.load(Ordering::Relaxed) & drives != 0;
+            drives.is_power_of_two() && self.checked.load(Ordering::Relaxed) & drives != 0;
         (!is_known).then(|| Check { digest: self, drives, hasher: blake3::Hasher::new() })
     }
 }
@@ -326,7 +326,7 @@ impl Check<'_> {
         if self.hasher.finalize() != self.digest.expected {
             return Err(damaged(path, &self.digest.name));
         }
-        if self.drives.count_ones() == 1 {
+        if self.drives.is_power_of_two() {
             self.digest.checked.fetch_or(self.drives, Ordering::Relaxed);
         }
         Ok(())

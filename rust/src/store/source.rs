@@ -300,6 +300,11 @@ impl MatrixSource {
         self.n_out * self.n_in
     }
 
+    /// Whether it is a part of a record.
+    pub fn is_record(&self) -> bool {
+        matches!(self.form, Form::Tiles { .. })
+    }
+
     /// Name of the storage format in reports.
     pub fn format(&self) -> String {
         match &self.form {
