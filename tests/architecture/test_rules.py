@@ -129,7 +129,7 @@ PYTHON_LEVELS = [
         "commands.info",
         "commands.trace",
     },
-    {"commands.plan"},
+    {"commands.bench.stream", "commands.plan"},
     {"command_line"},
     {"cli"},
     {"__init__", "__main__", "_engine_entry", "_template_worker"},
@@ -195,6 +195,7 @@ def test_who_may_import_what() -> None:
     core = {"__init__", "_engine_entry", "commands.serve", "engine", "engine_process", "model"}
     core |= {
         "commands.bench.quality",
+        "commands.bench.stream",
         "commands.convert",
         "commands.doctor",
         "commands.plan",
