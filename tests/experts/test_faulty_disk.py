@@ -18,10 +18,8 @@ from typing import Any
 import pytest
 
 from colibri.models import demo_folder
-from faulty_disk import NEEDS_CC, FaultyDisk
+from faulty_disk import FaultyDisk
 from wire import Answer, EngineEnded, Request, Turn, Wire
-
-pytestmark = NEEDS_CC
 
 MODEL = demo_folder()
 FILE = MODEL / "model.safetensors"

@@ -13,10 +13,8 @@ import pytest
 
 from colibri import _core
 from colibri.models import demo_folder
-from faulty_disk import NEEDS_CC, FaultyDisk
+from faulty_disk import FaultyDisk
 from wire import Answer, Request, Wire
-
-pytestmark = NEEDS_CC
 
 REQUESTS = [Request("Once upon a time", 12, 5), Request("The dog", 12, 7)]
 FILE = "model.safetensors"
