@@ -2,7 +2,8 @@
 
 `Colibri` drives `colibri-engine` over its wire, as the server does. `LlamaCpp` calls the C
 functions of the `llama-cpp-python` package in a process of its own (`python
-benchmarks/peer_workers.py MODEL THREADS`), so that no engine's threads live in another's process.
+benchmarks/peer_workers.py MODEL THREADS copied|mapped`), so that no engine's threads live in
+another's process.
 """
 
 from __future__ import annotations
@@ -55,13 +56,22 @@ def random_prompt(length: int) -> bytes:
     return bytes(random.randrange(ord("!"), ord("~") + 1) for _ in range(length))
 
 
+def in_group(group: Path | None) -> list[str]:
+    """What starts a command in a control group."""
+    if group is None:
+        return []
+    return ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group)]
+
+
 class Colibri:
     """Our engine process."""
 
-    def __init__(self, model: Path, threads: int) -> None:
-        arguments = ["--mux", "--model", str(model), "--ctx", str(CTX), "--slots", str(SEQUENCES)]
+    def __init__(self, model: Path, threads: int, group: Path | None = None) -> None:
+        # In little memory there is none to hold ready for conversations that nobody has.
+        slots = SEQUENCES if group is None else 1
+        arguments = ["--mux", "--model", str(model), "--ctx", str(CTX), "--slots", str(slots)]
         self.process = subprocess.Popen(
-            [*find_engine(), *arguments],
+            [*in_group(group), *find_engine(), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -133,9 +143,11 @@ class Colibri:
 class LlamaCpp:
     """The peer's process; see `serve`."""
 
-    def __init__(self, model: Path, threads: int) -> None:
+    def __init__(self, model: Path, threads: int, group: Path | None = None) -> None:
+        # What is mapped from the file can be given up; a copy can not.
+        how = "copied" if group is None else "mapped"
         self.process = subprocess.Popen(
-            [sys.executable, __file__, str(model), str(threads)],
+            [*in_group(group), sys.executable, __file__, str(model), str(threads), how],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -165,21 +177,22 @@ class LlamaCpp:
 class LlamaCppModel:
     """A model in llama.cpp, in this process."""
 
-    def __init__(self, model: str, threads: int) -> None:
+    def __init__(self, model: str, threads: int, how: str) -> None:
         import llama_cpp
 
         self.c = llama_cpp
         llama_cpp.llama_backend_init()
         parameters = llama_cpp.llama_model_default_params()
-        # Weights are copied into the layout of its quickest kernels.
-        parameters.use_mmap = False
+        # Copied weights are put into the layout of its quickest kernels.
+        parameters.use_mmap = how == "mapped"
+        parameters.use_extra_bufts = not parameters.use_mmap
         self.model = llama_cpp.llama_model_load_from_file(model.encode(), parameters)
         if not self.model:
             raise RuntimeError(f"llama.cpp cannot load {model}")
         context = llama_cpp.llama_context_default_params()
         context.n_ctx = CTX
         context.n_batch = context.n_ubatch = 512
-        context.n_seq_max = SEQUENCES
+        context.n_seq_max = SEQUENCES if how == "copied" else 1
         context.kv_unified = True
         context.n_threads = context.n_threads_batch = threads
         self.context = llama_cpp.llama_init_from_model(self.model, context)
@@ -250,4 +263,4 @@ def serve(model: LlamaCppModel) -> None:
 
 
 if __name__ == "__main__":
-    serve(LlamaCppModel(sys.argv[1], int(sys.argv[2])))
+    serve(LlamaCppModel(sys.argv[1], int(sys.argv[2]), sys.argv[3]))
