@@ -25,8 +25,8 @@ from measure import cpu_seconds
 SEQUENCES = 16
 # Of the prompts of everything but the prefill.
 SHORT_PROMPT = 16
-# Holds a prefill's prompt, and what 16 sequences of the batch take together.
-CTX = 2048
+# Holds any prompt that is asked for, and what 16 sequences of the batch take together.
+CTX = 2304
 READ_BYTES = 1 << 16
 
 
@@ -78,8 +78,9 @@ class Colibri:
             env={**os.environ, "COLIBRI_THREADS": str(threads)},
         )
         self.reader = _core.RecordReader()
+        self.ctx = CTX
         self.next_id = 1
-        self.prompt = 0
+        self.prompts: dict[int, int] = {}
         while not any(kind == "CAPS" for kind, _ in self.records()):
             pass
 
@@ -92,14 +93,14 @@ class Colibri:
         for kind, fields in records:
             if kind == "ERROR":
                 raise RuntimeError(f"the engine refused: {fields}")
-            if kind == "ACCEPT" and fields["prompt_tokens"] != self.prompt:
+            if kind == "ACCEPT" and fields["prompt_tokens"] != self.prompts[fields["id"]]:
                 raise RuntimeError("a byte of the prompt is not one token; is this a peer model?")
         return records
 
-    def submit(self, slots: int, prompt: int, tokens: int) -> None:
+    def submit(self, slots: int, prompt: int, tokens: int, first_slot: int = 0) -> None:
         assert self.process.stdin is not None
-        self.prompt = prompt
-        for slot in range(slots):
+        for slot in range(first_slot, first_slot + slots):
+            self.prompts[self.next_id] = prompt
             payload, options = random_prompt(prompt), {"ignore_eos": "1"}
             self.process.stdin.write(
                 _core.format_submit(self.next_id, slot, payload, tokens, 0.0, 1.0, options)

@@ -10,7 +10,7 @@ use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser};
 
 use crate::cpu::Isa;
-use crate::engine::{Engine, MAX_PREFILL_CHUNK};
+use crate::engine::{DEFAULT_STALL_MS, Engine, MAX_PREFILL_CHUNK};
 use crate::error::{Error, Result, one_line};
 use crate::experts::history;
 use crate::gpu::DeviceKind;
@@ -79,10 +79,14 @@ struct Args {
     /// Instruction set: scalar, avx2, avxvnni, avx512, vnni, neon
     #[arg(long, env = "COLIBRI_ISA", value_parser = Isa::choose)]
     isa: Option<Isa>,
-    /// Most tokens of a prompt computed in one step; answers in flight wait for it [default:
-    /// 512, and 64 while answers are in flight]
+    /// Most tokens of prompts computed in one step; answers in flight wait for it [default: 512,
+    /// and while answers are in flight what computes within `--stall-ms`]
     #[arg(long, env = "COLIBRI_PREFILL_CHUNK", value_name = "N", value_parser = prefill_chunk)]
     prefill_chunk: Option<usize>,
+    /// How long prompts may hold up answers in flight, in milliseconds
+    #[arg(long, env = "COLIBRI_STALL_MS", value_name = "MS", default_value_t = DEFAULT_STALL_MS,
+        value_parser = |text: &str| count(text, 1, 600_000))]
+    stall_ms: u32,
     /// Experts of each layer that are in memory at most, or `all`, however much memory there is
     /// [default: what the budget holds]
     #[arg(long, env = "COLIBRI_EXPERT_SLOTS", value_name = "N", value_parser = expert_slots)]
@@ -371,6 +375,7 @@ fn serve(args: &Args, model: &Path, legacy: Option<LegacyOptions>) -> Result<i32
     if let Some(tokens) = args.prefill_chunk {
         engine.set_prefill_chunk(tokens);
     }
+    engine.set_stall(Duration::from_millis(args.stall_ms.into()));
     for notice in &engine.runner.notices {
         eprintln!("notice: {}", one_line(notice));
     }

@@ -4,9 +4,11 @@
 //! forward pass (`model`).
 
 mod sequence;
+mod wave;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::model::{Logits, Row};
@@ -15,11 +17,10 @@ use crate::sample::Sampling;
 use crate::tokenizer::Tokenizer;
 pub use sequence::{Decode, Turn};
 use sequence::{Sequence, Stage};
+use wave::{Waves, shares};
 
-/// Tokens prefilled in one step where nobody says otherwise: each expert is read once a step.
-const PREFILL_CHUNK: usize = 512;
-/// The same while answers are under way, which wait for that long.
-const PREFILL_CHUNK_BESIDE: usize = 64;
+/// How long prompts may hold up answers where nobody says otherwise, in milliseconds.
+pub const DEFAULT_STALL_MS: u32 = 250;
 /// Most tokens that may be asked for: what a step computes is in memory at once.
 pub const MAX_PREFILL_CHUNK: usize = 1 << 16;
 
@@ -139,8 +140,16 @@ pub struct Engine {
     /// In order of admission.
     active: Vec<Sequence>,
     decode_steps: u64,
-    /// Tokens prefilled in one step, if that was said.
-    prefill_chunk: Option<usize>,
+    waves: Waves,
+}
+
+/// What one sequence has in a step.
+struct Part {
+    /// Place in [`Engine::active`].
+    index: usize,
+    rows: Vec<Row>,
+    /// Whether the last row's logits are wanted.
+    wants_logits: bool,
 }
 
 impl Engine {
@@ -163,7 +172,7 @@ impl Engine {
             tokenizer: Arc::new(tokenizer),
             active: Vec::new(),
             decode_steps: 0,
-            prefill_chunk: None,
+            waves: Waves::new(Duration::from_millis(DEFAULT_STALL_MS.into())),
         })
     }
 
@@ -173,12 +182,17 @@ impl Engine {
     /// If that is not from 1 to [`MAX_PREFILL_CHUNK`].
     pub fn set_prefill_chunk(&mut self, tokens: usize) {
         assert!((1..=MAX_PREFILL_CHUNK).contains(&tokens), "a chunk of {tokens} tokens");
-        self.prefill_chunk = Some(tokens);
+        self.waves.fixed = Some(tokens);
     }
 
     /// What [`Self::set_prefill_chunk`] was told.
     pub fn prefill_chunk(&self) -> Option<usize> {
-        self.prefill_chunk
+        self.waves.fixed
+    }
+
+    /// Holds up answers for about as long at most, whatever prompts come.
+    pub fn set_stall(&mut self, stall: Duration) {
+        self.waves.stall = stall;
     }
 
     /// Admits a request; the slot keeps what it shares with the prompt, as far as it can be gone back
@@ -272,91 +286,125 @@ impl Engine {
         self.decode_steps
     }
 
-    /// One decode step of every sequence past its prompt, then one prefill chunk of the first
-    /// that is not.
+    /// One step: the next token of every sequence past its prompt, and a wave of prompt tokens.
     ///
-    /// `interrupted(id)` is asked between the layers of a prefill chunk of request `id`; true
-    /// abandons the chunk, which a later step begins anew.
+    /// Where no answer is under way, `interrupted(id)` is asked between the layers about every
+    /// request of the wave; true abandons the step, which a later one begins anew.
     pub fn step(&mut self, interrupted: &mut dyn FnMut(u64) -> bool) -> Vec<Event> {
         let mut events = Vec::new();
-        self.decode(&mut events);
-        self.prefill(&mut events, interrupted);
+        let answers = self.answers();
+        let prompts = self.prompts(answers.len());
+        for part in &prompts {
+            let sequence = &self.active[part.index];
+            if part.rows[0].position == sequence.reused {
+                events.push(sequence.prefill_event(sequence.reused));
+            }
+        }
+        self.decode_steps += u64::from(!answers.is_empty());
+        let tokens = prompts.iter().map(|part| part.rows.len()).sum();
+        let may_end = answers.is_empty();
+        let parts: Vec<Part> = answers.into_iter().chain(prompts).collect();
+        if parts.is_empty() {
+            return events;
+        }
+        let ids: Vec<u64> = parts.iter().map(|part| self.active[part.index].request.id).collect();
+        let start = Instant::now();
+        match self.forward(&parts, &mut || may_end && ids.iter().any(|&id| interrupted(id))) {
+            Ok(logits) => {
+                self.waves.end_step(tokens, start.elapsed());
+                self.go_on(&parts, &logits, &mut events);
+            }
+            Err(Error::Interrupted) => {}
+            // One sequence's fault must not end the others': each is tried alone.
+            Err(_) if parts.len() > 1 => {
+                for part in parts.chunks(1) {
+                    match self.forward(part, &mut || false) {
+                        Ok(logits) => self.go_on(part, &logits, &mut events),
+                        Err(error) => self.active[part[0].index].fail(error, &mut events),
+                    }
+                }
+            }
+            Err(error) => self.active[parts[0].index].fail(error, &mut events),
+        }
+        self.active.retain(|seq| !matches!(seq.stage, Stage::Ended));
         if events.iter().any(|event| matches!(event, Event::Done { .. })) {
             self.runner.save_history();
         }
         events
     }
 
-    fn decode(&mut self, events: &mut Vec<Event>) {
-        let decoding: Vec<usize> = (0..self.active.len())
-            .filter(|&i| matches!(self.active[i].stage, Stage::Decode { .. }))
-            .collect();
-        if decoding.is_empty() {
-            return;
-        }
-        self.decode_steps += 1;
-        let rows: Vec<Row> =
-            decoding.iter().map(|&i| self.active[i].next_row(&self.runner)).collect();
-        let vocab = self.runner.model.decoder.vocab();
-        match self.runner.forward(&rows, Logits::All, None, &mut || false) {
-            Ok(logits) => {
-                for (&i, logits) in decoding.iter().zip(logits.chunks_exact(vocab)) {
-                    self.active[i].take_logits(logits, &self.tokenizer, &self.runner, events);
-                }
-            }
-            // One sequence's fault must not end the others': each is tried alone.
-            Err(_) if rows.len() > 1 => {
-                for (&i, row) in decoding.iter().zip(rows) {
-                    match self.runner.forward(&[row], Logits::All, None, &mut || false) {
-                        Ok(logits) => self.active[i].take_logits(
-                            &logits,
-                            &self.tokenizer,
-                            &self.runner,
-                            events,
-                        ),
-                        Err(error) => self.active[i].fail(error, events),
-                    }
-                }
-            }
-            Err(error) => self.active[decoding[0]].fail(error, events),
-        }
-        self.active.retain(|seq| !matches!(seq.stage, Stage::Ended));
+    /// The next row of every answer.
+    fn answers(&self) -> Vec<Part> {
+        let active = self.active.iter().enumerate();
+        let answers = active.filter(|(_, seq)| matches!(seq.stage, Stage::Decode { .. }));
+        answers
+            .map(|(index, seq)| Part {
+                index,
+                rows: vec![seq.next_row(&self.runner)],
+                wants_logits: true,
+            })
+            .collect()
     }
 
-    fn prefill(&mut self, events: &mut Vec<Event>, interrupted: &mut dyn FnMut(u64) -> bool) {
-        let answers = self.active.iter().any(|seq| matches!(seq.stage, Stage::Decode { .. }));
-        let usual = if answers { PREFILL_CHUNK_BESIDE } else { PREFILL_CHUNK };
-        let Some(seq) = self.active.iter_mut().find(|seq| matches!(seq.stage, Stage::Prefill))
-        else {
-            return;
-        };
-        let id = seq.request.id;
-        let done = self.runner.slots[seq.request.slot].tokens().len();
-        if done == seq.reused {
-            events.push(seq.prefill_event(done));
-        }
-        let chunk = self.runner.most_rows(self.prefill_chunk.unwrap_or(usual));
-        let end = seq.request.prompt.len().min(done + chunk);
-        let rows: Vec<Row> = (done..end)
-            .map(|position| Row {
-                slot: seq.request.slot,
-                position,
-                token: seq.request.prompt[position],
-            })
+    /// The wave of prompt tokens beside so many answers.
+    fn prompts(&self, answers: usize) -> Vec<Part> {
+        let waiting: Vec<usize> = (0..self.active.len())
+            .filter(|&index| matches!(self.active[index].stage, Stage::Prefill))
             .collect();
-        let last = [rows.len() - 1];
-        let is_last = end == seq.request.prompt.len();
-        let wanted = if is_last { Logits::Of(&last) } else { Logits::Of(&[]) };
-        match self.runner.forward(&rows, wanted, None, &mut || interrupted(id)) {
-            Ok(logits) => {
-                events.push(seq.prefill_event(end));
-                if is_last {
-                    seq.take_logits(&logits, &self.tokenizer, &self.runner, events);
-                }
-            }
-            Err(Error::Interrupted) => {}
-            Err(error) => seq.fail(error, events),
+        if waiting.is_empty() {
+            return Vec::new();
         }
-        self.active.retain(|seq| !matches!(seq.stage, Stage::Ended));
+        let done = |index: usize| self.runner.slots[self.active[index].request.slot].tokens().len();
+        let left: Vec<usize> = waiting
+            .iter()
+            .map(|&index| self.active[index].request.prompt.len() - done(index))
+            .collect();
+        let wanted = self.waves.most_tokens(answers, !self.runner.experts.holds_all());
+        let rows = self.runner.most_rows(answers + wanted);
+        let shares = shares(&left, rows.saturating_sub(answers).max(1));
+        let parts = waiting.iter().zip(shares).filter(|&(_, share)| share > 0);
+        parts
+            .map(|(&index, share)| {
+                let request = &self.active[index].request;
+                let (slot, done) = (request.slot, done(index));
+                let tokens = &request.prompt[done..done + share];
+                let row = |(position, &token)| Row { slot, position, token };
+                Part {
+                    index,
+                    rows: (done..).zip(tokens).map(row).collect(),
+                    wants_logits: done + share == request.prompt.len(),
+                }
+            })
+            .collect()
+    }
+
+    /// Computes the parts together; the logits `[parts that want some][vocab]`.
+    fn forward(
+        &mut self,
+        parts: &[Part],
+        interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<Vec<f32>> {
+        let mut rows = Vec::new();
+        let mut wanted = Vec::new();
+        for part in parts {
+            rows.extend_from_slice(&part.rows);
+            wanted.extend(part.wants_logits.then(|| rows.len() - 1));
+        }
+        self.runner.forward(&rows, Logits::Of(&wanted), None, interrupted)
+    }
+
+    /// Lets the sequences go on with what was computed for them.
+    fn go_on(&mut self, parts: &[Part], logits: &[f32], events: &mut Vec<Event>) {
+        let mut logits = logits.chunks_exact(self.runner.model.decoder.vocab());
+        for part in parts {
+            let sequence = &mut self.active[part.index];
+            if matches!(sequence.stage, Stage::Prefill) {
+                events.push(sequence.prefill_event(part.rows[part.rows.len() - 1].position + 1));
+            }
+            if part.wants_logits {
+                let logits = logits.next().expect("logits of every part that wants some");
+                sequence.take_logits(logits, &self.tokenizer, &self.runner, events);
+            }
+        }
     }
 }

@@ -216,7 +216,7 @@ impl ExpertStore {
     }
 
     /// Whether the budget holds all of them, so that none is ever given up.
-    fn holds_all(&self) -> bool {
+    pub fn holds_all(&self) -> bool {
         self.total_bytes <= self.budget_bytes()
     }
 
