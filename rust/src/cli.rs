@@ -101,7 +101,10 @@ struct Args {
     reads: Reads,
     /// Whether experts are read before it is certain that they are needed
     #[arg(long, env = "COLIBRI_PREFETCH", value_enum, default_value_t)]
-    prefetch: Prefetching,
+    prefetch: Guessing,
+    /// Whether tokens that an answer will probably have are computed before it is certain
+    #[arg(long, env = "COLIBRI_SPECULATE", value_enum, default_value_t)]
+    speculate: Guessing,
     /// Folder for what is remembered from one run to the next [default: the model's]
     #[arg(long, env = "COLIBRI_STATE_DIR", value_name = "DIR")]
     state_dir: Option<OsString>,
@@ -129,10 +132,10 @@ struct Args {
     progress: bool,
 }
 
-/// When experts are read that the next layer will probably need.
+/// When something is done that will only probably be needed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-enum Prefetching {
-    /// Where such guesses are right often enough, and misses are frequent.
+enum Guessing {
+    /// Where such guesses are right often enough to pay.
     #[default]
     Auto,
     /// Never.
@@ -356,7 +359,7 @@ fn serve(args: &Args, model: &Path, legacy: Option<LegacyOptions>) -> Result<i32
         threads: args.threads.map(|n| n as usize),
         isa: args.isa,
         expert_slots: args.expert_slots,
-        prefetch: args.prefetch == Prefetching::Auto,
+        prefetch: args.prefetch == Guessing::Auto,
         device: args.device,
         vram_bytes: args.vram.map(|gb| (gb * 1e9) as u64),
         state_dir: Some(state_dir(args, model)?),
@@ -374,6 +377,9 @@ fn serve(args: &Args, model: &Path, legacy: Option<LegacyOptions>) -> Result<i32
     })?;
     if let Some(tokens) = args.prefill_chunk {
         engine.set_prefill_chunk(tokens);
+    }
+    if args.speculate == Guessing::Off {
+        engine.never_draft();
     }
     engine.set_stall(Duration::from_millis(args.stall_ms.into()));
     for notice in &engine.runner.notices {

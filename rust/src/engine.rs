@@ -3,7 +3,10 @@
 //! Owns: sequences in flight and their KV slots' use. Does not own: bytes on a wire (`mux`), the
 //! forward pass (`model`).
 
+mod draft;
 mod sequence;
+#[cfg(test)]
+mod tests;
 mod wave;
 
 use std::path::Path;
@@ -11,11 +14,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
+use crate::kv::LayerLayout;
 use crate::model::{Logits, Row};
 use crate::runner::{Runner, RunnerOptions};
 use crate::sample::Sampling;
 use crate::tokenizer::Tokenizer;
-pub use sequence::{Decode, Turn};
+use draft::{Drafting, continuation};
+pub use sequence::{Decode, Drafts, Turn};
 use sequence::{Sequence, Stage};
 use wave::{Waves, shares};
 
@@ -141,6 +146,7 @@ pub struct Engine {
     active: Vec<Sequence>,
     decode_steps: u64,
     waves: Waves,
+    drafting: Drafting,
 }
 
 /// What one sequence has in a step.
@@ -148,8 +154,8 @@ struct Part {
     /// Place in [`Engine::active`].
     index: usize,
     rows: Vec<Row>,
-    /// Whether the last row's logits are wanted.
-    wants_logits: bool,
+    /// Of how many of the rows, the last ones, the logits are wanted.
+    wanted: usize,
 }
 
 impl Engine {
@@ -167,12 +173,18 @@ impl Engine {
         let tokenizer = load_tokenizer(dir)?;
         let runner = Runner::load(dir, options, progress)?;
         check_vocabulary(dir, &tokenizer, runner.model.decoder.vocab())?;
+        let mut drafting = Drafting::default();
+        // A state that took in a draft cannot be had without it.
+        if runner.model.layouts().iter().any(|layout| matches!(layout, LayerLayout::State(_))) {
+            drafting.turn_off();
+        }
         Ok(Self {
             runner,
             tokenizer: Arc::new(tokenizer),
             active: Vec::new(),
             decode_steps: 0,
             waves: Waves::new(Duration::from_millis(DEFAULT_STALL_MS.into())),
+            drafting,
         })
     }
 
@@ -193,6 +205,11 @@ impl Engine {
     /// Holds up answers for about as long at most, whatever prompts come.
     pub fn set_stall(&mut self, stall: Duration) {
         self.waves.stall = stall;
+    }
+
+    /// Computes no token before it is certain that it is needed.
+    pub fn never_draft(&mut self) {
+        self.drafting.turn_off();
     }
 
     /// Admits a request; the slot keeps what it shares with the prompt, as far as it can be gone back
@@ -286,14 +303,14 @@ impl Engine {
         self.decode_steps
     }
 
-    /// One step: the next token of every sequence past its prompt, and a wave of prompt tokens.
+    /// One step: the next tokens of every sequence past its prompt, and a wave of prompt tokens.
     ///
     /// Where no answer is under way, `interrupted(id)` is asked between the layers about every
     /// request of the wave; true abandons the step, which a later one begins anew.
     pub fn step(&mut self, interrupted: &mut dyn FnMut(u64) -> bool) -> Vec<Event> {
         let mut events = Vec::new();
         let answers = self.answers();
-        let prompts = self.prompts(answers.len());
+        let prompts = self.prompts(answers.iter().map(|part| part.rows.len()).sum());
         for part in &prompts {
             let sequence = &self.active[part.index];
             if part.rows[0].position == sequence.reused {
@@ -301,17 +318,17 @@ impl Engine {
             }
         }
         self.decode_steps += u64::from(!answers.is_empty());
-        let tokens = prompts.iter().map(|part| part.rows.len()).sum();
-        let may_end = answers.is_empty();
+        let n_answers = answers.len();
         let parts: Vec<Part> = answers.into_iter().chain(prompts).collect();
         if parts.is_empty() {
             return events;
         }
         let ids: Vec<u64> = parts.iter().map(|part| self.active[part.index].request.id).collect();
+        let mut is_over = || n_answers == 0 && ids.iter().any(|&id| interrupted(id));
         let start = Instant::now();
-        match self.forward(&parts, &mut || may_end && ids.iter().any(|&id| interrupted(id))) {
+        match self.forward(&parts, &mut is_over) {
             Ok(logits) => {
-                self.waves.end_step(tokens, start.elapsed());
+                self.note_time(&parts, n_answers, start.elapsed());
                 self.go_on(&parts, &logits, &mut events);
             }
             Err(Error::Interrupted) => {}
@@ -333,20 +350,40 @@ impl Engine {
         events
     }
 
-    /// The next row of every answer.
-    fn answers(&self) -> Vec<Part> {
-        let active = self.active.iter().enumerate();
-        let answers = active.filter(|(_, seq)| matches!(seq.stage, Stage::Decode { .. }));
-        answers
-            .map(|(index, seq)| Part {
-                index,
-                rows: vec![seq.next_row(&self.runner)],
-                wants_logits: true,
+    /// The next row of every answer, and those of its draft.
+    fn answers(&mut self) -> Vec<Part> {
+        let decoding = |seq: &Sequence| matches!(seq.stage, Stage::Decode { .. });
+        let answers = self.active.iter().filter(|seq| decoding(seq)).count();
+        self.drafting.begin_step();
+        let active = self.active.iter().enumerate().filter(|(_, seq)| decoding(seq));
+        active
+            .map(|(index, seq)| {
+                let first = seq.next_row(&self.runner);
+                let most = self.drafting.most(seq.luck, answers).min(seq.left() - 1);
+                let mut rows = vec![first];
+                if most > 0 {
+                    let mut said = self.runner.slots[first.slot].tokens().to_vec();
+                    said.push(first.token);
+                    let draft = (first.position + 1..).zip(continuation(&said, most));
+                    rows.extend(draft.map(|(position, &token)| Row { position, token, ..first }));
+                }
+                Part { index, wanted: rows.len(), rows }
             })
             .collect()
     }
 
-    /// The wave of prompt tokens beside so many answers.
+    /// Notes how long a step took whose first parts are answers.
+    fn note_time(&mut self, parts: &[Part], answers: usize, time: Duration) {
+        let (answering, prompts) = parts.split_at(answers);
+        let rows = |parts: &[Part]| parts.iter().map(|part| part.rows.len()).sum::<usize>();
+        if prompts.is_empty() {
+            self.drafting.end_step(answers, rows(answering) - answers, time);
+        } else {
+            self.waves.end_step(rows(prompts), time);
+        }
+    }
+
+    /// The wave of prompt tokens beside so many rows of answers.
     fn prompts(&self, answers: usize) -> Vec<Part> {
         let waiting: Vec<usize> = (0..self.active.len())
             .filter(|&index| matches!(self.active[index].stage, Stage::Prefill))
@@ -372,13 +409,13 @@ impl Engine {
                 Part {
                     index,
                     rows: (done..).zip(tokens).map(row).collect(),
-                    wants_logits: done + share == request.prompt.len(),
+                    wanted: usize::from(done + share == request.prompt.len()),
                 }
             })
             .collect()
     }
 
-    /// Computes the parts together; the logits `[parts that want some][vocab]`.
+    /// Computes the parts together; the logits `[rows that they are wanted of][vocab]`.
     fn forward(
         &mut self,
         parts: &[Part],
@@ -388,7 +425,7 @@ impl Engine {
         let mut wanted = Vec::new();
         for part in parts {
             rows.extend_from_slice(&part.rows);
-            wanted.extend(part.wants_logits.then(|| rows.len() - 1));
+            wanted.extend(rows.len() - part.wanted..rows.len());
         }
         self.runner.forward(&rows, Logits::Of(&wanted), None, interrupted)
     }
@@ -398,12 +435,30 @@ impl Engine {
         let mut logits = logits.chunks_exact(self.runner.model.decoder.vocab());
         for part in parts {
             let sequence = &mut self.active[part.index];
+            let mut logits = logits.by_ref().take(part.wanted);
             if matches!(sequence.stage, Stage::Prefill) {
-                events.push(sequence.prefill_event(part.rows[part.rows.len() - 1].position + 1));
+                let done = part.rows[part.rows.len() - 1].position + 1;
+                events.push(sequence.prefill_event(done));
+                if let Some(logits) = logits.next() {
+                    sequence.take_logits(logits, done, &self.tokenizer, &self.runner, events);
+                }
+                continue;
             }
-            if part.wants_logits {
-                let logits = logits.next().expect("logits of every part that wants some");
-                sequence.take_logits(logits, &self.tokenizer, &self.runner, events);
+            // A row serves as long as its token is the one that was drawn.
+            let mut kept = 0;
+            for (row, logits) in part.rows.iter().zip(&mut logits) {
+                if !matches!(sequence.stage, Stage::Decode { token } if token == row.token) {
+                    break;
+                }
+                kept += 1;
+                let done = row.position + 1;
+                sequence.take_logits(logits, done, &self.tokenizer, &self.runner, events);
+            }
+            logits.for_each(drop);
+            if part.rows.len() > 1 {
+                sequence.note_draft(kept - 1, part.rows.len() - 1);
+                let slot = &mut self.runner.slots[sequence.request.slot];
+                slot.truncate_to(part.rows[0].position + kept);
             }
         }
     }

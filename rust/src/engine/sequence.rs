@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use super::draft::Luck;
 use super::{Event, Generated, Request};
 use crate::error::Error;
 use crate::kernels::top_k;
@@ -33,6 +34,9 @@ pub struct Sequence {
     /// Most tokens to generate, context considered.
     limit: usize,
     emitted: usize,
+    /// How often its drafts are right.
+    pub luck: Luck,
+    drafts: Drafts,
     text: Utf8Stream,
     /// A token whose text ends within a character; it goes out once its successor is known, so
     /// that the last token of a turn can carry what is left.
@@ -87,6 +91,15 @@ pub struct Decode {
     pub forwards: u64,
 }
 
+/// Tokens that were computed before it was certain that they are needed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Drafts {
+    /// Of all.
+    pub drafted: u64,
+    /// Of those that were needed.
+    pub right: u64,
+}
+
 /// What a finished turn was and cost.
 #[derive(Clone, Debug)]
 pub struct Turn {
@@ -106,6 +119,8 @@ pub struct Turn {
     pub traffic: Traffic,
     /// The part after the prompt.
     pub decode: Decode,
+    /// What was drafted for it.
+    pub drafts: Drafts,
     /// Entropy in bits of each sparse layer's routed selections over the turn.
     pub entropy: Vec<f64>,
 }
@@ -118,6 +133,8 @@ impl Sequence {
             stage: Stage::Prefill,
             reused,
             emitted: 0,
+            luck: Luck::default(),
+            drafts: Drafts::default(),
             text: Utf8Stream::new(),
             held: None,
             start: Snapshot::take(runner),
@@ -140,17 +157,31 @@ impl Sequence {
         Event::Prefill { id: self.request.id, done, total: self.request.prompt.len() }
     }
 
-    /// Draws the next token from its logits `[vocab]` and emits it or ends the turn.
+    /// Tokens that are still to be generated at most, the one drawn last not counted.
+    pub fn left(&self) -> usize {
+        self.limit - self.emitted
+    }
+
+    /// Notes that `right` of `drafted` tokens were needed.
+    pub fn note_draft(&mut self, right: usize, drafted: usize) {
+        self.luck.note(right, drafted);
+        self.drafts.right += right as u64;
+        self.drafts.drafted += drafted as u64;
+    }
+
+    /// Draws the next token from the logits `[vocab]` of the last of the first `done` tokens of its
+    /// slot, and emits it or ends the turn.
     pub fn take_logits(
         &mut self,
         logits: &[f32],
+        done: usize,
         tokenizer: &Tokenizer,
         runner: &Runner,
         events: &mut Vec<Event>,
     ) {
         self.decode_start.get_or_insert_with(|| DecodeStart::take(runner));
         let request = &self.request;
-        let answer = &runner.slots[request.slot].tokens()[request.prompt.len()..];
+        let answer = &runner.slots[request.slot].tokens()[request.prompt.len()..done];
         let token = sample(runner.kernels(), logits, &request.sampling, &request.prompt, answer);
         let is_eos = !request.ignore_eos && runner.model.eos_ids.contains(&token);
         if is_eos || request.stop_ids.contains(&token) {
@@ -226,6 +257,7 @@ impl Sequence {
                 phases: now.phases.since(&start.phases),
                 forwards: runner.forwards - start.forwards,
             }),
+            drafts: self.drafts,
             entropy: since
                 .chunks(cols.max(1))
                 .map(|row| entropy_bits(row.iter().copied()))
