@@ -7,6 +7,7 @@ mod sequence;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::model::{Logits, Row};
@@ -20,6 +21,8 @@ use sequence::{Sequence, Stage};
 const PREFILL_CHUNK: usize = 512;
 /// The same while answers are under way, which wait for that long.
 const PREFILL_CHUNK_BESIDE: usize = 64;
+/// A decode step that takes no longer ends, whoever asks for what; its experts may hang on a drive.
+const DECODE_PATIENCE: Duration = Duration::from_secs(1);
 /// Most tokens that may be asked for: what a step computes is in memory at once.
 pub const MAX_PREFILL_CHUNK: usize = 1 << 16;
 
@@ -275,30 +278,42 @@ impl Engine {
     /// One decode step of every sequence past its prompt, then one prefill chunk of the first
     /// that is not.
     ///
-    /// `interrupted(id)` is asked between the layers of a prefill chunk of request `id`; true
-    /// abandons the chunk, which a later step begins anew.
+    /// `interrupted(id)` is asked between the layers of a prefill chunk of request `id`, while experts
+    /// are waited for, and in a decode step that takes long for each request in it; true abandons the
+    /// chunk or the step, which a later one begins anew.
     pub fn step(&mut self, interrupted: &mut dyn FnMut(u64) -> bool) -> Vec<Event> {
         let mut events = Vec::new();
-        self.decode(&mut events);
-        self.prefill(&mut events, interrupted);
+        if self.decode(&mut events, interrupted) {
+            self.prefill(&mut events, interrupted);
+        }
         if events.iter().any(|event| matches!(event, Event::Done { .. })) {
             self.runner.save_history();
         }
         events
     }
 
-    fn decode(&mut self, events: &mut Vec<Event>) {
+    /// False if it was abandoned.
+    fn decode(
+        &mut self,
+        events: &mut Vec<Event>,
+        interrupted: &mut dyn FnMut(u64) -> bool,
+    ) -> bool {
         let decoding: Vec<usize> = (0..self.active.len())
             .filter(|&i| matches!(self.active[i].stage, Stage::Decode { .. }))
             .collect();
         if decoding.is_empty() {
-            return;
+            return true;
         }
         self.decode_steps += 1;
         let rows: Vec<Row> =
             decoding.iter().map(|&i| self.active[i].next_row(&self.runner)).collect();
         let vocab = self.runner.model.decoder.vocab();
-        match self.runner.forward(&rows, Logits::All, None, &mut || false) {
+        let ids: Vec<u64> = decoding.iter().map(|&i| self.active[i].request.id).collect();
+        let began = Instant::now();
+        let mut interrupted =
+            || began.elapsed() > DECODE_PATIENCE && ids.iter().any(|&id| interrupted(id));
+        match self.runner.forward(&rows, Logits::All, None, &mut interrupted) {
+            Err(Error::Interrupted) => return false,
             Ok(logits) => {
                 for (&i, logits) in decoding.iter().zip(logits.chunks_exact(vocab)) {
                     self.active[i].take_logits(logits, &self.tokenizer, &self.runner, events);
@@ -307,7 +322,8 @@ impl Engine {
             // One sequence's fault must not end the others': each is tried alone.
             Err(_) if rows.len() > 1 => {
                 for (&i, row) in decoding.iter().zip(rows) {
-                    match self.runner.forward(&[row], Logits::All, None, &mut || false) {
+                    match self.runner.forward(&[row], Logits::All, None, &mut interrupted) {
+                        Err(Error::Interrupted) => break,
                         Ok(logits) => self.active[i].take_logits(
                             &logits,
                             &self.tokenizer,
@@ -321,6 +337,7 @@ impl Engine {
             Err(error) => self.active[decoding[0]].fail(error, events),
         }
         self.active.retain(|seq| !matches!(seq.stage, Stage::Ended));
+        true
     }
 
     fn prefill(&mut self, events: &mut Vec<Event>, interrupted: &mut dyn FnMut(u64) -> bool) {
