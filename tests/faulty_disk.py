@@ -20,14 +20,18 @@ FIELDS = [
     "fail_every",
     "delay_ms",
     "hang_ms",
+    "stuck_from",
+    "stuck_to",
     "corrupt",
     "write_errno",
     "sync_errno",
     "rename_errno",
+    "sync_stuck",
     "kill_at",
     "reads",
     "faults",
     "changes",
+    "stuck",
 ]
 
 

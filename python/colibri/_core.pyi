@@ -74,8 +74,9 @@ class RecordReader:
             REPIN    {layer, expert, old_tier, gpu}
             PERF     {id, wall_s, expert_disk_s, expert_wait_s, expert_matmul_s, attention_s,
                       kv_decompress_s, head_s, ffn_s, reading_s, uses_ahead, uses_cached,
-                      uses_missed, bytes_read, uses_vram}
-                                                     the last seven are None if it does not tell
+                      uses_missed, bytes_read, uses_vram, experts_ram,
+                      drives: [{mirror, bytes, bytes_per_second, is_dropped}]}
+                                                     from ffn_s on None if it does not tell
             ENTROPY  {bits: [float]}
             DONE     {id, emitted, tok_s, hit_pct, rss_gb, prompt_tokens, length_limited: bool}
             ERROR    {id, code, detail: [str]}           detail: remaining words, percent-decoded
@@ -236,6 +237,9 @@ def examine(
     slots: int,
     threads: int | None,
     state_dir: str | None = None,
+    mirrors: str | None = None,
+    vram_gb: float | None = None,
+    device: str | None = None,
 ) -> str:
     """What is in the way of an engine with these options, found by its own loader.
 
@@ -248,8 +252,10 @@ def measure_disk(
     model_dirs: str | None,
     seconds: float,
     progress: Callable[[str, int, int], object],
+    mirrors: str | None = None,
 ) -> str:
-    """How fast the model's files are read in the engine's pieces, as a JSON object.
+    """How fast the model's files and their copies in the folders ``mirrors`` are read in the
+    engine's pieces, as a JSON object.
 
     Takes at most ``seconds``; ``progress`` is called with milliseconds.
     """

@@ -145,6 +145,8 @@ class Repin:
 class Perf:
     """Seconds by phase over a request's life, uses of experts by how they were served, bytes of
     experts read and those that experts may take in memory; ``None`` where the engine does not say.
+    Where there are mirrors, ``drives`` tells what came from each: ``mirror`` (0 for the model's own
+    folders), ``bytes``, ``bytes_per_second`` of late or ``None``, ``is_dropped``.
     """
 
     id: int
@@ -163,6 +165,7 @@ class Perf:
     bytes_read: int | None
     uses_vram: int | None
     experts_ram: int | None
+    drives: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +201,7 @@ class Prof:
             bytes_read=None,
             uses_vram=None,
             experts_ram=None,
+            drives=[],
         )
 
 

@@ -12,7 +12,7 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 use crate::cpu::Isa;
 use crate::engine::{DEFAULT_STALL_MS, Engine, MAX_PREFILL_CHUNK};
 use crate::error::{Error, Result, one_line};
-use crate::experts::history;
+use crate::experts::history::{self, SAVE_LIMIT};
 use crate::gpu::DeviceKind;
 use crate::legacy::{self, Chat, LegacyOptions};
 use crate::mux::{self, SessionOptions, Wire};
@@ -99,6 +99,13 @@ struct Args {
     /// not stay there, `direct` for all that is not in it
     #[arg(long, env = "COLIBRI_READS", value_enum, default_value_t)]
     reads: Reads,
+    /// Seconds that a drive may take to answer a read of an expert, before the requests that need it
+    /// fail
+    #[arg(
+        long, env = "COLIBRI_READ_LIMIT", value_name = "S", value_parser = read_limit,
+        default_value = "60"
+    )]
+    read_limit: Duration,
     /// Whether experts are read before it is certain that they are needed
     #[arg(long, env = "COLIBRI_PREFETCH", value_enum, default_value_t)]
     prefetch: Guessing,
@@ -222,6 +229,13 @@ fn prefill_chunk(text: &str) -> Result<usize, String> {
     fits.ok_or_else(|| format!("must be an integer from 1 to {MAX_PREFILL_CHUNK}"))
 }
 
+fn read_limit(text: &str) -> Result<Duration, String> {
+    const MOST_S: f64 = 86_400.0;
+    let fits = text.parse().ok().filter(|s| *s > 0.0 && *s <= MOST_S);
+    let seconds = fits.ok_or_else(|| format!("must be above 0 and at most {MOST_S} seconds"))?;
+    Ok(Duration::from_secs_f64(seconds))
+}
+
 /// Slots of a layer; `all` are more than any layer needs.
 fn expert_slots(text: &str) -> Result<usize, String> {
     const MOST: usize = 1 << 16;
@@ -331,8 +345,11 @@ fn main(args: &[String]) -> i32 {
 }
 
 /// What is left to do when nobody asks any more.
-fn end(engine: &mut Engine) {
+fn end(engine: &Engine) {
     engine.runner.save_history();
+    if let Some(saved) = engine.runner.saved_history() {
+        saved.wait(SAVE_LIMIT);
+    }
     if let Some(told) = engine.runner.model.catalog.mirrored() {
         eprintln!("notice: {}", one_line(told));
     }
@@ -366,6 +383,7 @@ fn serve(args: &Args, model: &Path, legacy: Option<LegacyOptions>) -> Result<i32
         more_dirs: args.model_dirs.as_deref().map(split_dirs).unwrap_or_default(),
         mirrors: args.model_mirror.as_deref().map(split_dirs).unwrap_or_default(),
         reads: args.reads,
+        read_limit: args.read_limit,
     };
     let mut reported = None;
     let mut engine = Engine::load(model, &options, &mut |done, total| {
@@ -391,7 +409,7 @@ fn serve(args: &Args, model: &Path, legacy: Option<LegacyOptions>) -> Result<i32
             eprintln!("notice: {fault}; only exact prompts are answered");
         }
         let code = legacy::serve(&mut engine, &chat, &options);
-        end(&mut engine);
+        end(&engine);
         return code;
     }
     let model_name = std::path::absolute(model)
@@ -404,7 +422,7 @@ fn serve(args: &Args, model: &Path, legacy: Option<LegacyOptions>) -> Result<i32
     let default_topk = if args.serve_topk == 1 && args.wire.has_details() { 5 } else { 0 };
     let options = SessionOptions { model_name, default_topk, default_seed: None, wire: args.wire };
     let code = mux::serve(&mut engine, &options);
-    end(&mut engine);
+    end(&engine);
     code
 }
 

@@ -26,6 +26,8 @@ use wave::{Waves, shares};
 
 /// How long prompts may hold up answers where nobody says otherwise, in milliseconds.
 pub const DEFAULT_STALL_MS: u32 = 250;
+/// A step of answers that takes no longer ends, whoever asks for what; its experts may hang on a drive.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// Most tokens that may be asked for: what a step computes is in memory at once.
 pub const MAX_PREFILL_CHUNK: usize = 1 << 16;
 
@@ -305,8 +307,9 @@ impl Engine {
 
     /// One step: the next tokens of every sequence past its prompt, and a wave of prompt tokens.
     ///
-    /// Where no answer is under way, `interrupted(id)` is asked between the layers about every
-    /// request of the wave; true abandons the step, which a later one begins anew.
+    /// `interrupted(id)` is asked about each request between the layers and while experts are waited
+    /// for, unless an answer is under way and has not waited for long; true abandons the step, which
+    /// a later one begins anew.
     pub fn step(&mut self, interrupted: &mut dyn FnMut(u64) -> bool) -> Vec<Event> {
         let mut events = Vec::new();
         let answers = self.answers();
@@ -324,8 +327,11 @@ impl Engine {
             return events;
         }
         let ids: Vec<u64> = parts.iter().map(|part| self.active[part.index].request.id).collect();
-        let mut is_over = || n_answers == 0 && ids.iter().any(|&id| interrupted(id));
         let start = Instant::now();
+        let mut is_over = || {
+            let is_asked = n_answers == 0 || start.elapsed() > PATIENCE;
+            is_asked && ids.iter().any(|&id| interrupted(id))
+        };
         match self.forward(&parts, &mut is_over) {
             Ok(logits) => {
                 self.note_time(&parts, n_answers, start.elapsed());
@@ -335,7 +341,8 @@ impl Engine {
             // One sequence's fault must not end the others': each is tried alone.
             Err(_) if parts.len() > 1 => {
                 for part in parts.chunks(1) {
-                    match self.forward(part, &mut || false) {
+                    match self.forward(part, &mut is_over) {
+                        Err(Error::Interrupted) => break,
                         Ok(logits) => self.go_on(part, &logits, &mut events),
                         Err(error) => self.active[part[0].index].fail(error, &mut events),
                     }

@@ -7,6 +7,7 @@ pub mod dispatch;
 #[cfg(test)]
 mod explore;
 pub mod guard;
+pub mod hang;
 pub mod heat;
 pub mod history;
 pub mod policy;
@@ -20,13 +21,15 @@ pub mod vram;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 pub use crate::expert::{Activation, Biases, Expert};
 use crate::gpu::Device;
+use crate::store::calls::Calls;
 use crate::store::{Catalog, MatrixSource, VectorSource, abandonable};
 use crate::telemetry::{DeviceStatus, Served, Tiers, Traffic};
-pub use dispatch::{Routed, Tools};
+pub use dispatch::{Course, Routed, Tools};
 use heat::Heat;
 use policy::Policy;
 use prefetch::Prefetch;
@@ -107,6 +110,12 @@ pub struct ExpertStore {
     policy: Policy,
     catalog: Arc<Catalog>,
     reader: Reader<Expert>,
+    /// What its threads wait for, by expert.
+    calls: Arc<Calls>,
+    /// Longest time that a read is waited for.
+    read_limit: Duration,
+    /// When it was last told what is waited for.
+    told_of_waiting: Option<Instant>,
     /// The tier above RAM, of a device that works.
     vram: Option<Vram>,
     /// Experts that memory is promised to until they are read.
@@ -157,19 +166,24 @@ impl ExpertStore {
         let rows = sources.len().checked_div(cols).unwrap_or(0);
         let sources: Arc<[ExpertSource]> = sources.into();
         let (read_from, to_read) = (Arc::clone(catalog), Arc::clone(&sources));
+        let calls = Arc::new(Calls::default());
+        let watching = Arc::clone(&calls);
         Ok(Self {
             rows,
             cols,
             residency: Residency::new(rows, cols, top_k, budget_bytes),
             policy: Policy::new(rows, cols, top_k),
             catalog: Arc::clone(catalog),
-            reader: Reader::new(
-                THREADS.min(sources.len()),
-                move |index, needless| match needless {
-                    None => to_read[index].load(&read_from),
-                    Some(needless) => abandonable(needless, || to_read[index].load(&read_from)),
-                },
-            ),
+            reader: Reader::new(THREADS.min(sources.len()), move |index, needless| {
+                let load = || to_read[index].load(&read_from);
+                watching.watch(index, || match needless {
+                    None => load(),
+                    Some(needless) => abandonable(needless, load),
+                })
+            }),
+            calls,
+            read_limit: hang::READ_LIMIT,
+            told_of_waiting: None,
             vram: None,
             pending: BTreeSet::new(),
             ahead: VecDeque::new(),

@@ -13,6 +13,7 @@ use std::io::{Read, Write};
 
 use crate::engine::{Engine, Event, Request, Turn};
 use crate::error::{Error, Result};
+use crate::experts::history::SAVE_LIMIT;
 use crate::mux::frame::{self, StatRecord, TurnRecord};
 use crate::mux::{EXIT_BAD_FRAME, rss_gb, tiers_record};
 use crate::sample::Sampling;
@@ -302,6 +303,9 @@ impl<'a> Session<'a> {
                         text.extend(shown);
                     }
                     Event::Done { turn, .. } => {
+                        if let Some(saved) = self.engine.runner.saved_history() {
+                            self.output.after(move || saved.wait(SAVE_LIMIT));
+                        }
                         let goes_on = stopped || turn.length_limited;
                         return Ok(Answer { text, turn, rest: goes_on.then_some(rest) });
                     }

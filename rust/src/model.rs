@@ -70,7 +70,7 @@ pub struct Step<'a> {
     pub trace: Option<&'a mut Trace>,
     /// Positions each row attends to, as the last indexer chose; latent attention fills it.
     pub selection: Vec<Selection>,
-    /// Asked between layers; true abandons the pass.
+    /// Asked between layers and while experts are waited for; true abandons the pass.
     pub interrupted: &'a mut dyn FnMut() -> bool,
 }
 

@@ -6,12 +6,13 @@
 pub mod budget;
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::config::Config;
 use crate::cpu::{self, Isa, Memory};
 use crate::error::{Result, human_bytes, one_line};
-use crate::experts::history::{HISTORY, History};
+use crate::experts::hang::READ_LIMIT;
+use crate::experts::history::{HISTORY, History, Saved, Writer};
 use crate::experts::{ExpertSource, ExpertStore};
 use crate::gpu::DeviceKind;
 use crate::kernels::Kernels;
@@ -56,6 +57,8 @@ pub struct RunnerOptions {
     pub mirrors: Vec<PathBuf>,
     /// Whether files are read by way of the system's page cache.
     pub reads: Reads,
+    /// Longest time that a read of an expert is waited for.
+    pub read_limit: Duration,
 }
 
 impl Default for RunnerOptions {
@@ -74,6 +77,7 @@ impl Default for RunnerOptions {
             more_dirs: Vec::new(),
             mirrors: Vec::new(),
             reads: Reads::Auto,
+            read_limit: READ_LIMIT,
         }
     }
 }
@@ -96,7 +100,7 @@ pub struct Runner {
     pub ctx: usize,
     /// What the engine decided by itself, one line each.
     pub notices: Vec<String>,
-    history: Option<History>,
+    history: Option<Writer>,
     keeper: Keeper,
     kernels: Kernels,
     team: Team,
@@ -165,6 +169,7 @@ impl Runner {
             // That there is room for these was found before anything was loaded.
             most.max(budget::floor_bytes(&model)),
         )?;
+        experts.set_read_limit(options.read_limit);
         if !options.prefetch {
             experts.never_guess();
         }
@@ -192,7 +197,8 @@ impl Runner {
         }
         let history = match &options.state_dir {
             Some(state_dir) if model.n_experts > 0 => {
-                Some(remember(state_dir, dir, &model, &mut experts, &mut notices)?)
+                let history = remember(state_dir, dir, &model, &mut experts, &mut notices)?;
+                Some(Writer::start(history))
             }
             _ => None,
         };
@@ -247,7 +253,9 @@ impl Runner {
         };
         let start = Instant::now();
         let logits = self.model.decoder.forward(&mut step, wanted);
-        let slower_way = self.experts.end_step(rows.len(), start.elapsed());
+        // One that failed tells nothing of how long they take.
+        let slower_way =
+            logits.is_ok().then(|| self.experts.end_step(rows.len(), start.elapsed())).flatten();
         for notice in self.experts.take_notices().into_iter().chain(slower_way) {
             eprintln!("notice: {}", one_line(&notice));
         }
@@ -277,13 +285,17 @@ impl Runner {
         self.keeper.most_rows(wanted, self.experts.floor_bytes(), lengths, step)
     }
 
-    /// Writes down what experts were used, for the next run. What cannot be written is told once.
-    pub fn save_history(&mut self) {
-        let Some(history) = &self.history else { return };
-        if let Err(error) = history.write(self.experts.heat().counts()) {
-            eprintln!("notice: the use of experts is not remembered: {error}");
-            self.history = None;
+    /// Begins to write down what experts were used, for the next run. What cannot be written is told
+    /// once.
+    pub fn save_history(&self) {
+        if let Some(history) = &self.history {
+            history.save(self.experts.heat().counts());
         }
+    }
+
+    /// What was last to be written down; none if nothing is remembered.
+    pub fn saved_history(&self) -> Option<Saved> {
+        self.history.as_ref().map(Writer::saved)
     }
 
     /// The kernels in use.

@@ -5,6 +5,7 @@
 //! (`experts`).
 
 mod abandon;
+pub mod calls;
 mod files;
 mod folders;
 pub mod header;
@@ -32,6 +33,7 @@ use folders::{Shards, is_plain_name};
 pub use folders::{is_there, split_dirs};
 use header::Header;
 use manifest::{Content, JOURNAL, MANIFEST, Manifest};
+pub use mirror::DriveUse;
 use mirror::Mirrors;
 pub use past_cache::{ModelPart, Reads};
 use record::{Digest, Part, RECORDS_KEY, Spare};
@@ -391,7 +393,11 @@ impl Catalog {
     /// Asks the system to forget what it keeps in memory of `bytes` bytes of `tensor` from byte
     /// `from` on, so that reading them measures the disk.
     pub fn forget(&self, tensor: &Tensor, from: usize, bytes: usize) {
-        files::forget(&self.shards[tensor.shard].file, tensor.offset + from as u64, bytes as u64);
+        let (at, bytes) = (tensor.offset + from as u64, bytes as u64);
+        files::forget(&self.shards[tensor.shard].file, at, bytes);
+        if let Some(mirrors) = self.mirrors.get() {
+            mirrors.forget(tensor.shard, at, bytes);
+        }
     }
 
     /// Memory to read matrices into.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use colibri::cpu::Isa;
 use colibri::expert::Expert;
-use colibri::experts::{ExpertSource, ExpertStore, Routed, Tools};
+use colibri::experts::{Course, ExpertSource, ExpertStore, Routed, Tools};
 use colibri::gpu::host::HostDevice;
 use colibri::gpu::{Device, Fault, Work};
 use colibri::model::{Logits, Row};
@@ -168,7 +168,8 @@ fn run(store: &mut ExpertStore, runner: &Runner, layer: usize, experts: &[Vec<us
     let routed: Vec<Routed> = experts.iter().map(choice).collect();
     let team = Team::new(1);
     let tools = Tools { kernels: runner.kernels(), team: &team };
-    let y = store.run(layer, &x, &routed, tools, &mut Phases::default(), || None);
+    let course = Course { phases: &mut Phases::default(), interrupted: &mut || false };
+    let y = store.run(layer, &x, &routed, tools, course, || None);
     bits(&y.expect("experts are read"))
 }
 

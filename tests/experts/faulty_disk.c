@@ -32,14 +32,20 @@ struct disk {
     _Atomic int64_t delay_ms;
     /* The next read takes so many milliseconds longer. */
     _Atomic int64_t hang_ms;
+    /* Reads of a byte from `stuck_from` up to `stuck_to` do not come back as long as that says so. */
+    _Atomic int64_t stuck_from, stuck_to;
     /* What is added to a byte of each read. */
     _Atomic int64_t corrupt;
     /* The error of writes, of syncs, of renamings; 0 for none. */
     _Atomic int64_t write_errno, sync_errno, rename_errno;
+    /* As long as this says so, syncs do not come back. */
+    _Atomic int64_t sync_stuck;
     /* At the so-manieth opening, write, sync or renaming the process is killed. */
     _Atomic int64_t kill_at;
     /* What there was. */
     _Atomic int64_t reads, faults, changes;
+    /* Reads that are stuck now. */
+    _Atomic int64_t stuck;
 };
 
 static struct disk *disk;
@@ -106,13 +112,23 @@ static int each(int64_t nth, int64_t n) {
     return n > 0 && nth % n == 0;
 }
 
+static int touches(int64_t from, size_t bytes, int64_t first, int64_t end) {
+    return from < end && from + (int64_t)bytes > first;
+}
+
 ssize_t pread64(int fd, void *out, size_t bytes, off64_t from) {
     if (!is_meant(fd, reads))
         return real_pread(fd, out, bytes, from);
     int64_t nth = atomic_fetch_add(&disk->reads, 1) + 1;
     wait_ms(disk->delay_ms);
     wait_ms(atomic_exchange(&disk->hang_ms, 0));
-    if (from < disk->bad_to && from + (int64_t)bytes > disk->bad_from)
+    if (touches(from, bytes, disk->stuck_from, disk->stuck_to)) {
+        atomic_fetch_add(&disk->stuck, 1);
+        while (touches(from, bytes, disk->stuck_from, disk->stuck_to))
+            wait_ms(5);
+        atomic_fetch_sub(&disk->stuck, 1);
+    }
+    if (touches(from, bytes, disk->bad_from, disk->bad_to))
         return fault(EIO);
     if (!take(&disk->pass) && take(&disk->fail))
         return fault(EIO);
@@ -172,6 +188,8 @@ int fsync(int fd) {
     if (!is_meant(fd, writes))
         return real_fsync(fd);
     change();
+    while (disk->sync_stuck)
+        wait_ms(5);
     return disk->sync_errno != 0 ? fault(disk->sync_errno) : real_fsync(fd);
 }
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import random
 import signal
-import struct
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -18,6 +15,7 @@ from typing import Any
 import pytest
 
 from colibri.models import demo_folder
+from expert_places import bytes_of, experts_of
 from faulty_disk import FaultyDisk
 from wire import Answer, EngineEnded, Request, Turn, Wire
 
@@ -68,42 +66,18 @@ def test_a_read_that_fails_once_is_tried_again(
 # --- an expert that cannot be read ---
 
 
-def experts_of(request: Request, max_tokens: int) -> set[tuple[int, int]]:
-    """Row and column in the map of each expert that a request takes."""
-    with tempfile.TemporaryDirectory() as state, Wire(MODEL, COLIBRI_STATE_DIR=state) as wire:
-        wire.send(Request(request.prompt, max_tokens, request.seed).frame(1, 0))
-        found: set[tuple[int, int]] = set()
-        while True:
-            for kind, fields in wire.read():
-                if kind == "EMAP":
-                    places = enumerate(fields["map"])
-                    found = {divmod(i, fields["cols"]) for i, byte in places if byte >> 6}
-                elif kind == "DONE":
-                    return found
-
-
-def bytes_of(layer: int, expert: int, matrix: str) -> tuple[int, int]:
-    """Where the weights of one matrix begin and end in the file."""
-    with FILE.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(length))
-    name = f"model.layers.{layer}.mlp.experts.{expert}.{matrix}_proj.weight_packed"
-    begin, end = header[name]["data_offsets"]
-    return 8 + length + begin, 8 + length + end
-
-
 def test_an_expert_that_cannot_be_read_fails_only_those_who_need_it(
     disk: FaultyDisk, tmp_path: Path, sound: dict[Request, Answer]
 ) -> None:
-    first = experts_of(STORY, 1)
-    in_prompt = sorted(first - experts_of(OTHER, OTHER.max_tokens))
-    later = sorted(experts_of(STORY, STORY.max_tokens) - first)
-    later = sorted(set(later) - experts_of(OTHER, OTHER.max_tokens))
+    first = experts_of(MODEL, STORY, 1)
+    in_prompt = sorted(first - experts_of(MODEL, OTHER, OTHER.max_tokens))
+    later = sorted(experts_of(MODEL, STORY, STORY.max_tokens) - first)
+    later = sorted(set(later) - experts_of(MODEL, OTHER, OTHER.max_tokens))
     log = tmp_path / "log"
     with Wire(MODEL, slots=2, log=log, **FEW, **disk.settings) as wire:
         layers = [int(layer) for layer in wire.caps["layers"].split(",")]
         for row, expert in (in_prompt[0], later[0]):
-            begin, end = bytes_of(layers[row], expert, "up")
+            begin, end = bytes_of(FILE, layers[row], expert, "up")
             disk.set(bad_from=begin, bad_to=end)
             before = len(told(log, "error: "))
             failed, served = wire.turns([STORY, OTHER])

@@ -82,6 +82,13 @@ def test_bits_are_the_same_and_what_came_from_where_is_told(
     with start(model, mirror, log, **disk.settings) as wire:
         disk.set(delay_ms=2)
         assert wire.ask(REQUESTS) == alone
+    drives = wire.latest["PERF"]["drives"]
+    assert [(drive["mirror"], drive["is_dropped"]) for drive in drives] == [
+        (0, False),
+        (1, False),
+    ]
+    # Of both turns, which began and ended together.
+    assert sum(drive["bytes"] for drive in drives) == wire.latest["PERF"]["bytes_read"]
     own, other = shares(log, model, mirror)
     assert own + other in (99, 100, 101)
     assert other > 50
@@ -103,6 +110,8 @@ def end(wire: Wire, log: Path, mirror: Path, alone: list[Answer]) -> None:
     with wire:
         for _ in range(2):
             assert wire.ask(REQUESTS) == alone
+        own, other = wire.latest["PERF"]["drives"]
+        assert (own["is_dropped"], other["is_dropped"], other["bytes"]) == (False, True, 0)
     (line,) = told(log, "is used no longer")
     assert line.startswith(f"notice: the model mirror {mirror} is used no longer: ")
     assert told(log, "error: ") == []

@@ -22,6 +22,7 @@ WAITING: dict[str, Any] = {
     "uses_cached": 500,
     "uses_missed": 400,
     "bytes_read": 3_000_000_000,
+    "drives": [],
 }
 COMPUTING = WAITING | {"expert_wait_s": 1.0, "expert_matmul_s": 7.0}
 NEITHER = WAITING | {"expert_wait_s": 1.0, "expert_matmul_s": 1.0}
@@ -119,6 +120,16 @@ def test_the_table_tells_what_was_counted() -> None:
         "memory  2.25 GB in use: 1.50 GB dense, 0.50 GB experts, 0.25 GB the rest "
         "(conversations grow to 0.25 GB)",
         f"limit   {said.text}",
+    ]
+    drives = [
+        {"mirror": 0, "bytes": 10**9, "bytes_per_second": 200_000_000, "is_dropped": False},
+        {"mirror": 1, "bytes": 2 * 10**9, "bytes_per_second": None, "is_dropped": False},
+        {"mirror": 3, "bytes": 0, "bytes_per_second": 10**9, "is_dropped": True},
+    ]
+    assert stats_lines(STATS, WAITING | {"drives": drives}, parts)[5:8] == [
+        "        1.0 GB from the model's folder, of late at 200.0 MB/s",
+        "        2.0 GB from mirror 1",
+        "        0 B from mirror 3, which is used no longer",
     ]
     nothing = stats_lines(STATS | {"ttft_ms": None}, None, memory({}, None))
     assert nothing == [

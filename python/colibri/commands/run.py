@@ -133,10 +133,20 @@ def stats_lines(
         if rate := costs.read_rate(perf):
             read = f"{readable_bytes(perf['bytes_read'])} of experts in {perf['reading_s']:.3g} s"
             rows.append(("read", f"{read}: {readable_bytes(int(rate))}/s"))
+        rows += [("", _drive(drive)) for drive in perf["drives"]]
     rows.append(("memory", _memory(stats["rss_gb"], memory)))
     if limit := costs.limit(perf):
         rows.append(("limit", limit.text))
     return [f"{name:<8}{text}" for name, text in rows]
+
+
+def _drive(drive: Mapping[str, Any]) -> str:
+    folder = f"mirror {drive['mirror']}" if drive["mirror"] else "the model's folder"
+    text = f"{readable_bytes(drive['bytes'])} from {folder}"
+    if drive["is_dropped"]:
+        return f"{text}, which is used no longer"
+    rate = drive["bytes_per_second"]
+    return text if rate is None else f"{text}, of late at {readable_bytes(rate)}/s"
 
 
 def _memory(rss_gb: float, parts: Mapping[str, float | None]) -> str:

@@ -9,6 +9,7 @@ use crate::kernels::top_k;
 use crate::model::Row;
 use crate::runner::Runner;
 use crate::sample::{logprobs, sample};
+use crate::store::DriveUse;
 use crate::telemetry::{Phases, Traffic, entropy_bits};
 use crate::tokenizer::{Tokenizer, Utf8Stream};
 
@@ -53,6 +54,7 @@ struct Snapshot {
     time: Instant,
     phases: Phases,
     traffic: Traffic,
+    drives: Vec<DriveUse>,
     counts: Vec<u64>,
 }
 
@@ -62,6 +64,7 @@ impl Snapshot {
             time: Instant::now(),
             phases: runner.phases,
             traffic: runner.experts.traffic(),
+            drives: runner.model.catalog.drives(),
             counts: runner.experts.heat().counts().to_vec(),
         }
     }
@@ -117,6 +120,8 @@ pub struct Turn {
     pub phases: Phases,
     /// How uses of experts were served, engine-wide over the turn.
     pub traffic: Traffic,
+    /// What experts were read from over the turn; nothing without mirrors.
+    pub drives: Vec<DriveUse>,
     /// The part after the prompt.
     pub decode: Decode,
     /// What was drafted for it.
@@ -252,6 +257,12 @@ impl Sequence {
             wall_s: (now.time - self.start.time).as_secs_f64(),
             phases: now.phases.since(&self.start.phases),
             traffic: now.traffic.since(&self.start.traffic),
+            drives: now
+                .drives
+                .iter()
+                .zip(&self.start.drives)
+                .map(|(now, then)| DriveUse { bytes: now.bytes - then.bytes, ..*now })
+                .collect(),
             decode: self.decode_start.as_ref().map_or_else(Decode::default, |start| Decode {
                 wall_s: (now.time - start.time).as_secs_f64(),
                 phases: now.phases.since(&start.phases),

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::prefetch::Guess;
 use super::reader::Landed;
@@ -28,13 +28,29 @@ pub struct Routed {
 
 /// Most experts that are read at the same time.
 const MAX_PENDING: usize = 64;
+/// Time between two looks at reads that take long, and at whether the step is still wanted.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// (row, rank) of each selection of an expert.
-type Selections = Vec<(usize, usize)>;
+pub(super) type Selections = Vec<(usize, usize)>;
 
 /// Experts of a step that are not computed yet: for each its place among the step's experts, and
 /// its selections.
-type Share = BTreeMap<usize, (usize, Selections)>;
+pub(super) type Share = BTreeMap<usize, (usize, Selections)>;
+
+/// What a step has to read, and how far it has come with that.
+pub(super) struct Needs {
+    /// Experts that are not in memory.
+    pub(super) missing: Share,
+    /// Those that were not asked for yet, the next one first.
+    pub(super) absent: VecDeque<usize>,
+    /// How many were.
+    pub(super) asked: usize,
+    /// Why the step fails, if it does.
+    pub(super) failure: Option<Error>,
+    /// When it began to wait.
+    pub(super) began: Instant,
+}
 
 /// One expert's share of a step.
 struct Task {
@@ -42,6 +58,14 @@ struct Task {
     place: usize,
     expert: Arc<Expert>,
     selections: Selections,
+}
+
+/// What a step tells of itself, and who may end it.
+pub struct Course<'a> {
+    /// Timers to add to.
+    pub phases: &'a mut Phases,
+    /// Asked while experts are waited for; true abandons the step.
+    pub interrupted: &'a mut dyn FnMut() -> bool,
 }
 
 /// What a step works with.
@@ -61,14 +85,15 @@ impl ExpertStore {
     /// guess what the next layer takes.
     ///
     /// # Errors
-    /// [`crate::Error::Io`] if an expert cannot be read.
+    /// [`crate::Error::Io`] if an expert cannot be read, or is not within the limit;
+    /// [`Error::Interrupted`]
     pub fn run(
         &mut self,
         map_row: usize,
         x: &[f32],
         routed: &[Routed],
         tools: Tools,
-        phases: &mut Phases,
+        mut course: Course,
         beside: impl FnOnce() -> Option<Guess>,
     ) -> Result<Vec<f32>> {
         let hidden = x.len() / routed.len();
@@ -82,7 +107,7 @@ impl ExpertStore {
         while let Some(landed) = self.reader.poll() {
             // One that was read ahead; whoever needs it will ask again if that failed.
             let index = landed.index;
-            if self.settle(landed, phases).is_ok() {
+            if self.settle(landed, course.phases).is_some_and(|landed| landed.is_ok()) {
                 self.unused.insert(index);
             }
         }
@@ -95,7 +120,7 @@ impl ExpertStore {
                 places[row * top_k + rank] = (place, n);
             }
         }
-        let outputs = self.outputs(union, x, hidden, tools, phases, beside)?;
+        let outputs = self.outputs(union, x, hidden, tools, &mut course, beside)?;
         // Nothing is read for the step any more that this would be in the way of.
         self.promote(map_row);
         let mut sums = vec![0.0f32; x.len()];
@@ -140,7 +165,7 @@ impl ExpertStore {
         x: &[f32],
         hidden: usize,
         tools: Tools,
-        phases: &mut Phases,
+        course: &mut Course,
         beside: impl FnOnce() -> Option<Guess>,
     ) -> Result<Vec<Vec<f32>>> {
         let mut outputs = vec![Vec::new(); union.len()];
@@ -159,80 +184,115 @@ impl ExpertStore {
         if !self.submit(&given, x) {
             missing.append(&mut given);
         }
-        // What is being read ahead already has its memory, and only has to come sooner.
-        let (coming, mut absent): (VecDeque<usize>, VecDeque<usize>) =
-            missing.keys().partition(|&index| self.pending.contains(index));
-        for &index in &coming {
-            self.reader.hurry(index);
-        }
-        let mut asked = coming.len();
-        asked += self.request(&mut absent, asked, &in_use, phases);
+        let mut needs = self.need(missing);
+        self.request(&mut needs, &in_use, course.phases);
         if let Some(guess) = beside() {
             self.expect(&guess, &in_use);
         }
-        let mut failure = None;
         loop {
             let rows = tasks.iter().map(|task| task.selections.len()).sum::<usize>();
             let inner = tasks.first().map_or(0, |task| task.expert.gate.n_out);
-            let done = timed(&mut phases.expert_matmul, || {
+            let done = timed(&mut course.phases.expert_matmul, || {
                 let work = rows * inner * hidden * 3;
                 tools.team.map(&tasks, work, |task| task.run(x, tools.kernels))
             });
             for (task, output) in tasks.drain(..).zip(done) {
                 outputs[task.place] = output;
             }
-            if failure.is_none() {
-                asked += self.request(&mut absent, asked, &[], phases);
-            }
-            // Where nothing could be asked for, what is read ahead has all the memory until it comes.
-            if asked == 0 && (failure.is_some() || missing.is_empty()) {
+            self.request(&mut needs, &[], course.phases);
+            if needs.missing.is_empty() {
                 if given.is_empty() {
-                    return failure.map_or(Ok(outputs), Err);
+                    return Ok(outputs);
                 }
                 let given = std::mem::take(&mut given);
-                if let Some(done) = timed(&mut phases.expert_matmul, || self.collect()) {
+                if let Some(done) = timed(&mut course.phases.expert_matmul, || self.collect()) {
                     for ((place, _), output) in given.into_values().zip(done) {
                         outputs[place] = output;
                     }
                 } else {
-                    absent.extend(given.keys());
-                    missing.extend(given);
+                    needs.absent.extend(given.keys());
+                    needs.missing = given;
                 }
                 continue;
             }
-            let start = Instant::now();
-            let mut next = Some(self.reader.wait());
-            phases.expert_wait += start.elapsed();
+            // Where nothing could be asked for, what is read ahead has all the memory until it comes.
+            let wait = || self.reader.wait(LOOK_INTERVAL);
+            let mut next = timed(&mut course.phases.expert_wait, wait);
+            if next.is_none() {
+                self.look(&mut needs);
+            }
             while let Some(landed) = next {
-                let index = landed.index;
-                let needed = missing.remove(&index);
-                asked -= usize::from(needed.is_some());
-                match (self.settle(landed, phases), needed) {
-                    (Ok(expert), Some((place, selections))) => {
-                        tasks.push(Task { place, expert, selections });
-                    }
-                    // Its read ahead was given up before it was known to be needed.
-                    (Err(Error::Interrupted), Some(use_of_it)) => {
-                        missing.insert(index, use_of_it);
-                        absent.push_front(index);
-                    }
-                    (Err(error), Some(_)) => failure = Some(error),
-                    (Ok(_), None) => drop(self.unused.insert(index)),
-                    // Whoever needs what could not be read ahead will ask again.
-                    (Err(_), None) => {}
-                }
+                tasks.extend(self.land(landed, &mut needs, course.phases));
                 next = self.reader.poll();
+            }
+            if (course.interrupted)() {
+                needs.failure = Some(Error::Interrupted);
+            }
+            if let Some(error) = needs.failure {
+                self.leave(&needs.missing);
+                if !given.is_empty() {
+                    // A device computes one batch at a time.
+                    self.collect();
+                }
+                return Err(error);
             }
         }
     }
 
-    /// Takes in an expert that was read.
-    fn settle(&mut self, landed: Landed<Expert>, phases: &mut Phases) -> Result<Arc<Expert>> {
-        let Landed { index, expert, service } = landed;
+    /// What a step has to read of `missing` experts.
+    fn need(&self, missing: Share) -> Needs {
+        // What is being read ahead already has its memory, and only has to come sooner.
+        let (coming, absent): (VecDeque<usize>, VecDeque<usize>) =
+            missing.keys().partition(|&index| self.pending.contains(index));
+        for &index in &coming {
+            self.reader.hurry(index);
+        }
+        Needs { missing, absent, asked: coming.len(), failure: None, began: Instant::now() }
+    }
+
+    /// Takes in an expert that was read; what is to be computed if the step needs it.
+    fn land(
+        &mut self,
+        landed: Landed<Expert>,
+        needs: &mut Needs,
+        phases: &mut Phases,
+    ) -> Option<Task> {
+        let index = landed.index;
+        let landed = self.settle(landed, phases)?;
+        let needed = needs.missing.remove(&index);
+        needs.asked -= usize::from(needed.is_some());
+        match (landed, needed) {
+            (Ok(expert), Some((place, selections))) => {
+                return Some(Task { place, expert, selections });
+            }
+            // Its read ahead was given up before it was known to be needed.
+            (Err(Error::Interrupted), Some(use_of_it)) => {
+                needs.missing.insert(index, use_of_it);
+                needs.absent.push_front(index);
+            }
+            (Err(error), Some(_)) => needs.failure = Some(error),
+            (Ok(_), None) => drop(self.unused.insert(index)),
+            // Whoever needs what could not be read ahead will ask again.
+            (Err(_), None) => {}
+        }
+        None
+    }
+
+    /// Takes in an expert that was read; none if it was given up for lost.
+    fn settle(
+        &mut self,
+        landed: Landed<Expert>,
+        phases: &mut Phases,
+    ) -> Option<Result<Arc<Expert>>> {
+        let Landed { index, expert, service, was_lost } = landed;
+        let promised = self.sources[index].ram_bytes();
+        if was_lost {
+            self.residency.take_back(promised);
+            return None;
+        }
         phases.expert_disk += service;
         self.pending.remove(&index);
-        let promised = self.sources[index].ram_bytes();
-        match expert {
+        Some(match expert {
             Ok(expert) => {
                 let expert = Arc::new(expert);
                 self.residency.insert(index, Arc::clone(&expert), promised);
@@ -242,35 +302,26 @@ impl ExpertStore {
                 self.residency.take_back(promised);
                 Err(error)
             }
-        }
+        })
     }
 
-    /// Asks for experts as long as there is room for them beside those `in_use`; `asked` for are
-    /// some already. Returns how many more.
-    fn request(
-        &mut self,
-        absent: &mut VecDeque<usize>,
-        asked: usize,
-        in_use: &[usize],
-        phases: &mut Phases,
-    ) -> usize {
-        let mut more = 0;
-        while let Some(&index) = absent.front().filter(|_| asked + more < MAX_PENDING) {
+    /// Asks for experts as long as there is room for them beside those `in_use`.
+    fn request(&mut self, needs: &mut Needs, in_use: &[usize], phases: &mut Phases) {
+        while let Some(&index) = needs.absent.front().filter(|_| needs.asked < MAX_PENDING) {
             if self.make_room(self.sources[index].ram_bytes(), in_use) {
                 self.pending.insert(index);
                 self.reader.request(index);
-                absent.pop_front();
-                more += 1;
+                needs.absent.pop_front();
+                needs.asked += 1;
                 continue;
             }
             // Room comes from what is computed or read next, else only from what is on its way to
             // the device.
-            let is_stuck = asked + more == 0 && in_use.is_empty();
+            let is_stuck = needs.asked == 0 && in_use.is_empty();
             if !is_stuck || !timed(&mut phases.expert_wait, || self.end_upload(true)) {
                 break;
             }
         }
-        more
     }
 
     /// Promises memory to an expert: free one, else that of experts to be read ahead, else that

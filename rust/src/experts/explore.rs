@@ -48,6 +48,11 @@ fn dawdle() {
     shuttle::thread::yield_now();
 }
 
+/// What lands next; the model checker's time never runs out.
+fn wait<T: Send + 'static>(reader: &Reader<T>) -> reader::Landed<T> {
+    reader.wait(Duration::MAX).expect("something is asked for")
+}
+
 #[test]
 fn what_is_asked_for_lands_once_unless_it_is_withdrawn() {
     explore(|| {
@@ -96,7 +101,7 @@ fn what_is_asked_for_lands_once_unless_it_is_withdrawn() {
             last = reading;
         }
         while !coming.is_empty() {
-            let landed = reader.wait();
+            let landed = wait(&reader);
             match landed.expert {
                 Ok(index) => assert_eq!(index, landed.index),
                 Err(_) => assert!(given_up.contains(&landed.index), "nobody gave it up"),
@@ -128,7 +133,7 @@ fn what_is_needed_now_is_read_before_what_may_be() {
             reader.hurry(needed);
         }
         let before = begun.lock().expect("no panic").len();
-        while reader.wait().index != needed {}
+        while wait(&reader).index != needed {}
         let begun = begun.lock().expect("no panic").clone();
         let place = begun.iter().position(|&index| index == needed).expect("it was read");
         // One more may have been taken and not begun.
@@ -158,7 +163,7 @@ fn few_threads_read_ahead_so_that_the_others_are_free() {
             reader.request_ahead(index);
         }
         for _ in 0..EXPERTS {
-            reader.wait();
+            wait(&reader);
         }
         assert!(*most.lock().expect("no panic") <= AHEAD);
     });
@@ -183,6 +188,55 @@ fn a_reader_may_go_at_any_time() {
 }
 
 #[test]
+fn what_is_lost_may_be_read_again_and_lands_as_lost_in_the_end() {
+    explore(|| {
+        let go_on = Arc::new((Mutex::new(false), shuttle::sync::Condvar::new()));
+        let gate = Arc::clone(&go_on);
+        let begun = Arc::new(Mutex::new(false));
+        let has_begun = Arc::clone(&begun);
+        let reader = Reader::new(1, move |index, _| {
+            let was_begun = std::mem::replace(&mut *has_begun.lock().expect("no panic"), true);
+            if was_begun {
+                dawdle();
+                return Ok(index);
+            }
+            let (is_open, opened) = &*gate;
+            let mut is_open = is_open.lock().expect("no panic");
+            while !*is_open {
+                is_open = opened.wait(is_open).expect("no panic");
+            }
+            Ok(index)
+        });
+        if thread_rng().gen_bool(0.5) {
+            reader.request(0);
+        } else {
+            reader.request_ahead(0);
+        }
+        while !*begun.lock().expect("no panic") {
+            shuttle::thread::yield_now();
+        }
+        assert!(reader.lose(0), "it is being read");
+        assert!(!reader.lose(0), "it is lost already");
+        for index in [0, 1, 2] {
+            reader.request(index);
+        }
+        let before: BTreeSet<usize> = (0..3)
+            .map(|_| {
+                let landed = wait(&reader);
+                assert!(!landed.was_lost);
+                landed.index
+            })
+            .collect();
+        assert_eq!(before, BTreeSet::from([0, 1, 2]), "one thread is there for them");
+        *go_on.0.lock().expect("no panic") = true;
+        go_on.1.notify_all();
+        let lost = wait(&reader);
+        assert_eq!((lost.index, lost.was_lost), (0, true));
+        assert!(reader.poll().is_none(), "nothing else was asked for");
+    });
+}
+
+#[test]
 fn a_panic_while_reading_is_told_to_the_one_who_waits() {
     explore(|| {
         let reader = Reader::new(2, |index, _| {
@@ -192,7 +246,7 @@ fn a_panic_while_reading_is_told_to_the_one_who_waits() {
         for index in 0..3 {
             reader.request(index);
         }
-        let wait = || catch_unwind(AssertUnwindSafe(|| reader.wait().index));
+        let wait = || catch_unwind(AssertUnwindSafe(|| wait(&reader).index));
         let told: Vec<_> = (0..3).map(|_| wait()).collect();
         let panics: Vec<_> = told.iter().filter_map(|told| told.as_ref().err()).collect();
         assert_eq!(panics.len(), 1);
@@ -288,7 +342,7 @@ fn what_is_kept_and_what_is_coming_never_exceed_the_budget() {
             client.check();
         }
         while !client.pending.is_empty() {
-            let landed = client.reader.wait();
+            let landed = wait(&client.reader);
             client.settle(landed);
             client.check();
         }

@@ -7,6 +7,8 @@
 use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::store::output::Output;
@@ -15,6 +17,8 @@ use crate::store::{is_there, read_capped};
 /// Name of the file.
 pub const HISTORY: &str = ".coli_usage";
 const VERSION: i64 = 1;
+/// Longest time that a turn's end waits for it: a drive may hang.
+pub const SAVE_LIMIT: Duration = Duration::from_secs(3);
 /// Longest file that is read.
 const MAX_BYTES: u64 = 64 << 20;
 
@@ -131,6 +135,125 @@ impl History {
     }
 }
 
+/// Writes a history on a thread of its own: a disk takes some milliseconds to make it lasting, and
+/// sometimes a hundred, in which others want their tokens.
+pub struct Writer(Arc<Shared>);
+
+/// A state of the history that is being written.
+pub struct Saved {
+    shared: Arc<Shared>,
+    number: u64,
+}
+
+struct Shared {
+    history: History,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// What is to be written next.
+    counts: Option<Vec<u64>>,
+    /// How often that was said, and up to which of these all is on the disk.
+    asked: u64,
+    written: u64,
+    /// Nothing more will be written, because it cannot be, or nobody wants it.
+    has_ended: bool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing panics while it holds the lock.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self) {
+        let mut state = self.lock();
+        loop {
+            let Some(counts) = state.counts.take() else {
+                if state.has_ended {
+                    return;
+                }
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            let number = state.asked;
+            drop(state);
+            let written = self.history.write(&counts);
+            state = self.lock();
+            state.written = number;
+            if let Err(error) = written {
+                Self::give_up(&mut state, &error);
+            }
+            self.changed.notify_all();
+        }
+    }
+
+    /// Writes no more; told once.
+    fn give_up(state: &mut State, error: &Error) {
+        if !std::mem::replace(&mut state.has_ended, true) {
+            eprintln!("notice: the use of experts is not remembered: {error}");
+        }
+        state.counts = None;
+    }
+}
+
+impl Writer {
+    /// Starts the thread, which ends with this value.
+    ///
+    /// # Panics
+    /// If the system refuses to start a thread.
+    pub fn start(history: History) -> Self {
+        let shared = Arc::new(Shared { history, state: Mutex::default(), changed: Condvar::new() });
+        let of_thread = Arc::clone(&shared);
+        std::thread::Builder::new()
+            .name("history".into())
+            .spawn(move || of_thread.work())
+            .expect("the system starts a thread");
+        Self(shared)
+    }
+
+    /// Has `counts`, `[sparse layers][experts]`, written in place of the file. What cannot be written
+    /// is told once.
+    pub fn save(&self, counts: &[u64]) {
+        let mut state = self.0.lock();
+        if !state.has_ended {
+            state.counts = Some(counts.to_vec());
+            state.asked += 1;
+            self.0.changed.notify_all();
+        }
+    }
+
+    /// What was last to be written.
+    pub fn saved(&self) -> Saved {
+        Saved { shared: Arc::clone(&self.0), number: self.0.lock().asked }
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.0.lock().has_ended = true;
+        self.0.changed.notify_all();
+    }
+}
+
+impl Saved {
+    /// Waits until it is on the disk. If that takes longer than `at_most`, it is given up, which is
+    /// told: the drive may hang.
+    pub fn wait(&self, at_most: Duration) {
+        let state = self.shared.lock();
+        let is_open = |state: &mut State| !state.has_ended && state.written < self.number;
+        let waited = self.shared.changed.wait_timeout_while(state, at_most, is_open);
+        let (mut state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        if timeout.timed_out() && is_open(&mut state) {
+            let reason = format!("the drive has not answered for {} s", at_most.as_secs());
+            let error = std::io::Error::new(std::io::ErrorKind::TimedOut, reason);
+            Shared::give_up(&mut state, &Error::io(self.shared.history.dir.join(HISTORY), error));
+        }
+    }
+}
+
 /// FNV-1a of 32 bits, <http://www.isthe.com/chongo/tech/comp/fnv/>.
 fn fnv1a(text: &str) -> u32 {
     text.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
@@ -158,6 +281,39 @@ mod tests {
         let mut expected = counts;
         expected[6] = i64::MAX as u64;
         assert_eq!(history.read(), Ok(Some(expected.to_vec())));
+    }
+
+    #[test]
+    fn what_is_saved_is_there_once_it_was_waited_for() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let history = history(dir.path());
+        let writer = Writer::start(history.clone());
+        for n in 1..20 {
+            writer.save(&[n; 9]);
+            writer.save(&[n + 1; 9]);
+            writer.saved().wait(Duration::from_secs(60));
+            assert_eq!(history.read(), Ok(Some(vec![n + 1; 9])));
+        }
+        // What is still to be written when nobody wants more is written.
+        writer.save(&[100; 9]);
+        let saved = writer.saved();
+        drop(writer);
+        drop(saved);
+    }
+
+    #[test]
+    fn what_cannot_be_saved_is_not_waited_for() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let writer = Writer::start(history(&dir.path().join("none")));
+        for _ in 0..2 {
+            writer.save(&[1; 9]);
+            writer.saved().wait(Duration::from_secs(60));
+        }
+        assert!(writer.0.lock().has_ended);
+        let slow = Saved { shared: Arc::clone(&writer.0), number: u64::MAX };
+        slow.shared.lock().has_ended = false;
+        slow.wait(Duration::from_millis(10));
+        assert!(writer.0.lock().has_ended, "it took too long");
     }
 
     #[test]

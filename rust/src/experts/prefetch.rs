@@ -22,12 +22,20 @@ const TRIAL: u64 = 16;
 /// Most experts that are asked for by one guess.
 const MAX_EXPERTS: usize = 64;
 
-/// Steps after which it is decided whether the next ones guess.
+/// Steps that are timed together, all with guesses or all without.
 const BLOCK: usize = 8;
-/// One block of so many is the other way, to see whether that is faster now.
-const TRY_EVERY: u64 = 8;
-/// Share of the time of a step by which the other way has to be faster.
+/// Of blocks the usual way, so many come between two trials of the other way.
+const TRY_EVERY: u32 = 8;
+/// Share of the time of a step by which the other way has to be faster to be worth a change.
 const MARGIN: f32 = 0.03;
+/// Most that one trial counts: a drive may have been busy with something else.
+const MOST_LEAD: f32 = 0.15;
+/// What leads of trials in a row, beyond the margin, have to add up to for a change.
+const ENOUGH_LEAD: f32 = 0.2;
+/// Blocks between a change and the next one, which each change doubles ...
+const DWELL: u32 = 32;
+/// ... so many times at most.
+const MAX_DOUBLINGS: u32 = 4;
 /// Most rows of a step that is compared with others; prompts differ too much.
 const MAX_ROWS: usize = 16;
 
@@ -81,17 +89,42 @@ struct Absent {
 
 /// Whether steps are faster with guesses than without, found by trying: what a read costs beside
 /// the computation, nobody knows beforehand.
-#[derive(Default)]
+///
+/// A drive wanders more than the two ways differ. So a block the other way is compared with the two
+/// around it, and what such trials say has to add up (a one-sided CUSUM, Page 1954).
 struct Benefit {
-    /// How it is done now, and what was found to be faster.
+    /// How it is done now, and usually.
     is_without: bool,
     prefers_without: bool,
-    blocks: u64,
     /// Rows of a step, and the times of those of the current block in seconds.
     rows: usize,
     times: Vec<f32>,
-    /// Usual time of a step with and without guesses.
-    usual: [Option<f32>; 2],
+    /// Time of a step in the last block the usual way, and in a trial since.
+    before: Option<f32>,
+    trial: Option<f32>,
+    /// By what share the other way was faster, beyond the margin, in trials that add up.
+    lead: f32,
+    /// Blocks until the next trial, and until the next change.
+    until_trial: u32,
+    until_change: u32,
+    changes: u32,
+}
+
+impl Default for Benefit {
+    fn default() -> Self {
+        Self {
+            is_without: false,
+            prefers_without: false,
+            rows: 0,
+            times: Vec::new(),
+            before: None,
+            trial: None,
+            lead: 0.0,
+            until_trial: 1,
+            until_change: 0,
+            changes: 0,
+        }
+    }
 }
 
 impl Benefit {
@@ -101,7 +134,11 @@ impl Benefit {
             return None;
         }
         if rows != self.rows {
-            *self = Self { rows, ..Self::default() };
+            // Only steps of as many rows can be compared.
+            self.rows = rows;
+            self.times.clear();
+            (self.before, self.trial) = (None, None);
+            self.is_without = self.prefers_without;
         }
         self.times.push(seconds);
         if self.times.len() < BLOCK {
@@ -111,25 +148,52 @@ impl Benefit {
         self.times.sort_unstable_by(f32::total_cmp);
         let time = self.times[BLOCK / 2];
         self.times.clear();
-        let usual = &mut self.usual[usize::from(self.is_without)];
-        *usual = Some(usual.map_or(time, |usual| 0.5 * (usual + time)));
-        self.blocks += 1;
-        let [Some(with), Some(without)] = self.usual else {
-            self.is_without = self.usual[0].is_some();
+        self.end_block(time)
+    }
+
+    fn end_block(&mut self, time: f32) -> Option<String> {
+        self.until_change = self.until_change.saturating_sub(1);
+        if self.is_without != self.prefers_without {
+            self.trial = Some(time);
+            self.is_without = self.prefers_without;
             return None;
+        }
+        let told = match (self.before, self.trial.take()) {
+            (Some(before), Some(other)) => self.end_trial(0.5 * (before + time), other),
+            _ => None,
         };
-        let did_prefer = self.prefers_without;
-        let [now, other] = if did_prefer { [without, with] } else { [with, without] };
-        self.prefers_without = did_prefer != (other < now * (1.0 - MARGIN));
-        self.is_without = self.prefers_without != self.blocks.is_multiple_of(TRY_EVERY);
-        (self.prefers_without != did_prefer).then(|| {
-            let verb = if did_prefer { "are" } else { "are not" };
-            let [with, without] = [with, without].map(|seconds| seconds * 1e3);
-            format!(
-                "experts {verb} read before it is certain that they are needed: a step took {with:.1} ms \
-                 with that and {without:.1} ms without"
-            )
-        })
+        self.before = Some(time);
+        self.until_trial = self.until_trial.saturating_sub(1);
+        if self.until_trial == 0 {
+            self.is_without = !self.prefers_without;
+        }
+        told
+    }
+
+    /// Notes the times of a step the usual and the `other` way.
+    fn end_trial(&mut self, usual: f32, other: f32) -> Option<String> {
+        let lead = (1.0 - other / usual).clamp(-MOST_LEAD, MOST_LEAD) - MARGIN;
+        self.lead = (self.lead + lead).max(0.0);
+        // What looks faster is looked at again soon.
+        let is_open = self.lead > 0.0 && self.until_change == 0;
+        self.until_trial = if is_open { 1 } else { TRY_EVERY };
+        if self.lead < ENOUGH_LEAD || self.until_change > 0 {
+            return None;
+        }
+        let was_without = self.prefers_without;
+        self.prefers_without = !was_without;
+        self.is_without = self.prefers_without;
+        self.lead = 0.0;
+        self.until_change = DWELL << self.changes.min(MAX_DOUBLINGS);
+        self.changes += 1;
+        self.until_trial = TRY_EVERY;
+        let (verb, [with, without]) =
+            if was_without { ("are", [other, usual]) } else { ("are not", [usual, other]) };
+        let [with, without] = [with, without].map(|seconds| seconds * 1e3);
+        Some(format!(
+            "experts {verb} read before it is certain that they are needed: a step took {with:.1} ms \
+             with that and {without:.1} ms without"
+        ))
     }
 }
 
@@ -344,31 +408,88 @@ mod tests {
         assert!(prefetch.right.iter().flatten().all(|share| share.get() == 0.5));
     }
 
+    /// Runs `steps` whose times `seconds(step, is_without)` gives; which were without guesses, and
+    /// when something was told.
+    fn run(
+        benefit: &mut Benefit,
+        steps: usize,
+        mut seconds: impl FnMut(usize, bool) -> f32,
+    ) -> (Vec<bool>, Vec<usize>) {
+        let (mut without, mut told) = (Vec::new(), Vec::new());
+        for step in 0..steps {
+            without.push(benefit.is_without);
+            if let Some(said) = benefit.end_step(1, seconds(step, benefit.is_without)) {
+                assert_eq!(said.starts_with("experts are not read"), benefit.prefers_without);
+                told.push(step);
+            }
+        }
+        (without, told)
+    }
+
+    fn share(ways: &[bool], way: bool) -> f32 {
+        ways.iter().filter(|&&other| other == way).count() as f32 / ways.len() as f32
+    }
+
     #[test]
     fn what_is_faster_is_done_and_the_other_way_tried_now_and_then() {
-        let mut told = Vec::new();
-        let mut steps = |benefit: &mut Benefit, with: f32, without: f32| {
-            let step = |_| {
-                let is_without = benefit.is_without;
-                if let Some(said) = benefit.end_step(1, if is_without { without } else { with }) {
-                    told.push(said);
-                }
-                usize::from(is_without)
-            };
-            (0..20 * BLOCK).map(step).sum::<usize>() / BLOCK
-        };
         let mut benefit = Benefit::default();
-        assert!(steps(&mut benefit, 1.0, 1.5) <= 4);
-        // Other times, other ways.
-        steps(&mut benefit, 1.5, 1.0);
-        assert!(steps(&mut benefit, 1.5, 1.0) >= 16);
-        // Prompts say nothing; other numbers of rows begin anew.
-        benefit.end_step(MAX_ROWS + 1, 9.0);
+        let of =
+            |with: f32, without: f32| move |_, is_without| if is_without { without } else { with };
+        let (ways, told) = run(&mut benefit, 400, of(1.0, 1.5));
+        assert!(share(&ways, true) < 0.15 && share(&ways, true) > 0.05 && told.is_empty());
+        // Other times, other ways, which are found soon.
+        let (ways, told) = run(&mut benefit, 400, of(1.5, 1.0));
+        assert!(share(&ways[128..], false) < 0.15, "{ways:?}");
+        assert_eq!(told.len(), 1);
         assert!(benefit.prefers_without);
+        // Prompts say nothing, other numbers of rows do not undo it.
+        benefit.end_step(MAX_ROWS + 1, 9.0);
         benefit.end_step(2, 9.0);
-        assert!(!benefit.is_without);
-        assert_eq!(told.len(), 1, "{told:?}");
-        assert!(told[0].starts_with("experts are not read before"), "{told:?}");
+        assert!(benefit.prefers_without && benefit.is_without);
+    }
+
+    /// Numbers around 0 with a deviation of 1, the same in each run.
+    fn noise() -> impl FnMut() -> f32 {
+        let mut state = 1u64;
+        move || {
+            let mut uniform = || {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (state >> 40) as f32 / (1 << 24) as f32
+            };
+            // Of twelve the variance is 1 (Irwin-Hall).
+            (0..12).map(|_| uniform()).sum::<f32>() - 6.0
+        }
+    }
+
+    /// A drive that is up to half as fast again for some seconds, in a step that each way makes
+    /// longer or shorter by nothing but chance.
+    fn wandering(mut noise: impl FnMut() -> f32, period: f32) -> impl FnMut(usize) -> f32 {
+        move |step| {
+            let drift = 1.0 + 0.25 * (step as f32 * std::f32::consts::TAU / period).sin();
+            drift * (1.0 + 0.1 * noise()).max(0.1)
+        }
+    }
+
+    #[test]
+    fn a_drive_that_wanders_changes_little() {
+        for period in [24.0, 100.0, 333.0] {
+            let (mut benefit, mut drive) = (Benefit::default(), wandering(noise(), period));
+            let (_, told) = run(&mut benefit, 20_000, |step, _| drive(step));
+            assert!(told.len() <= 8, "{period}: {told:?}");
+            let apart = told.windows(2).map(|pair| pair[1] - pair[0]);
+            assert!(apart.min().is_none_or(|least| least >= DWELL as usize * BLOCK), "{told:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_faster_on_a_drive_that_wanders_is_found_and_kept() {
+        for (is_faster, lead) in [(true, 0.85), (false, 0.85), (true, 0.75)] {
+            let (mut benefit, mut drive) = (Benefit::default(), wandering(noise(), 100.0));
+            let (ways, told) = run(&mut benefit, 8000, |step, is_without| {
+                drive(step) * if is_without == is_faster { lead } else { 1.0 }
+            });
+            assert!(share(&ways[2000..], is_faster) > 0.8, "{is_faster}, {lead}: {told:?}");
+        }
     }
 
     #[test]

@@ -26,17 +26,22 @@ pub struct Landed<T> {
     pub expert: Result<T>,
     /// How long reading took.
     pub service: Duration,
+    /// Whether it was given up for lost meanwhile, so that somebody else may have read it.
+    pub was_lost: bool,
 }
 
-/// The threads that read experts. They end when this is dropped.
+/// The threads that read experts. They end when this is dropped, as soon as they have nothing to read.
 pub struct Reader<T> {
     queue: Arc<Queue>,
     landed: Receiver<std::thread::Result<Landed<T>>>,
+    /// What they need.
+    load: Arc<Load<T>>,
+    finished: Sender<std::thread::Result<Landed<T>>>,
 }
 
 /// Reads an expert; one that is read ahead ends early with [`crate::Error::Interrupted`] once it is
 /// said to have become needless.
-type Load<T> = dyn Fn(usize, Option<&Arc<AtomicBool>>) -> Result<T>;
+type Load<T> = dyn Fn(usize, Option<&Arc<AtomicBool>>) -> Result<T> + Send + Sync;
 
 struct Queue {
     wanted: Mutex<Wanted>,
@@ -48,12 +53,52 @@ struct Wanted {
     now: VecDeque<usize>,
     /// The first is wanted most.
     ahead: VecDeque<usize>,
-    /// Reads under way of what is needed now.
-    reading: usize,
-    /// Reads under way of what may be needed, and whether they have become needless.
-    reading_ahead: Vec<(usize, Arc<AtomicBool>)>,
+    /// Reads under way that are not lost.
+    reading: Vec<Reading>,
+    /// Reads that were ever begun.
+    begun: u64,
     clock: Clock,
     ended: bool,
+}
+
+/// A read under way.
+#[derive(Clone)]
+struct Reading {
+    /// Its own number.
+    number: u64,
+    index: usize,
+    /// Of one that is read ahead, whether it has become needless.
+    needless: Option<Arc<AtomicBool>>,
+}
+
+impl Wanted {
+    /// Takes note that `index` is being read from now on.
+    fn begin(&mut self, index: usize, needless: Option<Arc<AtomicBool>>) -> Reading {
+        self.clock.begin(Instant::now());
+        self.begun += 1;
+        let reading = Reading { number: self.begun, index, needless };
+        self.reading.push(reading.clone());
+        reading
+    }
+
+    /// Threads that read ahead; none may as long as something is read that is needed.
+    fn reading_ahead(&self) -> usize {
+        self.reading.iter().filter(|reading| reading.needless.is_some()).count()
+    }
+
+    fn reads_needed(&self) -> bool {
+        self.reading.len() > self.reading_ahead()
+    }
+
+    /// Takes note that a read is not under way any more. False if it was lost before.
+    fn end(&mut self, number: u64) -> bool {
+        let place = self.reading.iter().position(|reading| reading.number == number);
+        if let Some(place) = place {
+            self.reading.swap_remove(place);
+            self.clock.end(Instant::now());
+        }
+        place.is_some()
+    }
 }
 
 /// The time in which at least one of several things is under way.
@@ -91,60 +136,53 @@ impl Queue {
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the next expert to read; with one to read ahead comes what says that it has become
-    /// needless.
-    fn next(&self) -> Option<(usize, Option<Arc<AtomicBool>>)> {
+    /// Waits for the next expert to read.
+    fn next(&self) -> Option<Reading> {
         let mut wanted = self.lock();
         loop {
             if wanted.ended {
                 return None;
             }
             if let Some(index) = wanted.now.pop_front() {
-                wanted.clock.begin(Instant::now());
-                wanted.reading += 1;
-                return Some((index, None));
+                return Some(wanted.begin(index, None));
             }
-            if wanted.reading == 0
-                && wanted.reading_ahead.len() < THREADS_AHEAD
+            if !wanted.reads_needed()
+                && wanted.reading_ahead() < THREADS_AHEAD
                 && let Some(index) = wanted.ahead.pop_front()
             {
-                let needless = Arc::new(AtomicBool::new(false));
-                wanted.reading_ahead.push((index, Arc::clone(&needless)));
-                wanted.clock.begin(Instant::now());
-                return Some((index, Some(needless)));
+                return Some(wanted.begin(index, Some(Arc::default())));
             }
             wanted = self.changed.wait(wanted).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     fn work<T>(&self, load: &Load<T>, landed: &Sender<std::thread::Result<Landed<T>>>) {
-        while let Some((index, needless)) = self.next() {
+        while let Some(Reading { number, index, needless }) = self.next() {
             let read = catch_unwind(AssertUnwindSafe(|| {
                 let start = Instant::now();
                 let expert = load(index, needless.as_ref());
-                Landed { index, expert, service: start.elapsed() }
+                (expert, start.elapsed())
             }));
-            self.done(index, needless.is_some());
-            if landed.send(read).is_err() {
+            let was_lost = !self.end(number);
+            let read = read.map(|(expert, service)| Landed { index, expert, service, was_lost });
+            // Another thread has taken the place of one whose read was lost.
+            if landed.send(read).is_err() || was_lost {
                 return;
             }
         }
     }
 
-    /// Notes that a read is over.
-    fn done(&self, index: usize, ahead: bool) {
+    /// Notes that a read is over. False if it was lost before.
+    fn end(&self, number: u64) -> bool {
         let mut wanted = self.lock();
-        wanted.clock.end(Instant::now());
-        if ahead {
-            wanted.reading_ahead.retain(|(other, _)| *other != index);
-        } else {
-            wanted.reading -= 1;
-        }
-        if wanted.reading == 0 {
-            for _ in wanted.ahead.iter().take(THREADS_AHEAD - wanted.reading_ahead.len()) {
+        let was_under_way = wanted.end(number);
+        if !wanted.reads_needed() {
+            let free = THREADS_AHEAD.saturating_sub(wanted.reading_ahead());
+            for _ in wanted.ahead.iter().take(free) {
                 self.changed.notify_one();
             }
         }
+        was_under_way
     }
 }
 
@@ -158,15 +196,39 @@ impl<T: Send + 'static> Reader<T> {
         load: impl Fn(usize, Option<&Arc<AtomicBool>>) -> Result<T> + Send + Sync + 'static,
     ) -> Self {
         let queue = Arc::new(Queue { wanted: Mutex::default(), changed: Condvar::new() });
-        let (load, (finished, landed)) = (Arc::new(load), channel());
+        let (finished, landed) = channel();
+        let reader = Self { queue, landed, load: Arc::new(load), finished };
         for _ in 0..n_threads {
-            let (queue, load, finished) = (Arc::clone(&queue), Arc::clone(&load), finished.clone());
-            thread::Builder::new()
-                .name("read-experts".into())
-                .spawn(move || queue.work(&*load, &finished))
-                .expect("the system starts a thread");
+            reader.start_thread();
         }
-        Self { queue, landed }
+        reader
+    }
+
+    fn start_thread(&self) {
+        let (queue, load) = (Arc::clone(&self.queue), Arc::clone(&self.load));
+        let finished = self.finished.clone();
+        thread::Builder::new()
+            .name("read-experts".into())
+            .spawn(move || queue.work(&*load, &finished))
+            .expect("the system starts a thread");
+    }
+
+    /// Gives up the read of an expert that is under way and hangs: it may be asked for again, and a new
+    /// thread takes the place of the one that waits. What that one reads after all is told as lost.
+    /// False if the expert is not being read.
+    ///
+    /// # Panics
+    /// If the system refuses to start a thread.
+    pub fn lose(&self, index: usize) -> bool {
+        let mut wanted = self.queue.lock();
+        let found = wanted.reading.iter().find(|reading| reading.index == index);
+        let Some(number) = found.map(|reading| reading.number) else { return false };
+        wanted.end(number);
+        drop(wanted);
+        self.start_thread();
+        // Others may read ahead now.
+        self.queue.changed.notify_all();
+        true
     }
 
     /// Asks for an expert that is needed now.
@@ -205,16 +267,20 @@ impl<T: Send + 'static> Reader<T> {
         }
     }
 
-    /// Takes back the request for an expert that may be needed. False if it is being read: that read
-    /// ends early, or has ended.
+    /// Takes back the request for an expert. False if it is being read, or was: where it is read ahead,
+    /// that ends early.
     pub fn withdraw_one(&self, index: usize) -> bool {
         let mut wanted = self.queue.lock();
-        if let Some((_, needless)) = wanted.reading_ahead.iter().find(|(other, _)| *other == index)
-        {
-            needless.store(true, Ordering::Relaxed);
+        for reading in wanted.reading.iter().filter(|reading| reading.index == index) {
+            if let Some(needless) = &reading.needless {
+                needless.store(true, Ordering::Relaxed);
+            }
         }
-        let place = wanted.ahead.iter().position(|&other| other == index);
-        place.is_some_and(|place| wanted.ahead.remove(place).is_some())
+        let Wanted { now, ahead, .. } = &mut *wanted;
+        [now, ahead].into_iter().any(|queue| {
+            let place = queue.iter().position(|&other| other == index);
+            place.is_some_and(|place| queue.remove(place).is_some())
+        })
     }
 
     /// Takes back the request for the expert that may be needed least, if it is not being read.
@@ -227,13 +293,13 @@ impl<T: Send + 'static> Reader<T> {
         self.queue.lock().clock.at(Instant::now())
     }
 
-    /// Waits for the next expert that was read.
+    /// Waits for the next expert that was read, for some time at most.
     ///
     /// # Panics
     /// With the panic of the thread that read it.
-    pub fn wait(&self) -> Landed<T> {
-        let landed = self.landed.recv().expect("the threads live as long as this");
-        landed.unwrap_or_else(|panic| resume_unwind(panic))
+    pub fn wait(&self, at_most: Duration) -> Option<Landed<T>> {
+        let landed = self.landed.recv_timeout(at_most).ok()?;
+        Some(landed.unwrap_or_else(|panic| resume_unwind(panic)))
     }
 
     /// The next expert that was read by now.

@@ -4,18 +4,21 @@
 //! meanwhile, so that neither the disk waits for processors nor they for it.
 
 use std::collections::HashMap;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::cpu;
 use crate::error::{Error, Result};
 use crate::matrix::Matrix;
+use crate::store::calls::Calls;
 use crate::store::{Catalog, MatrixSource};
 
 /// Most threads that read; more would not make a disk faster.
 const MAX_READERS: usize = 16;
 /// Longest time without a report of progress.
 const REPORT_INTERVAL: Duration = Duration::from_millis(100);
+/// When no read has come back for so long, it is told what is waited for.
+const TELL_AFTER: Duration = Duration::from_secs(15);
 
 /// Matrices that are read or will be.
 pub struct Ahead<'a> {
@@ -25,6 +28,8 @@ pub struct Ahead<'a> {
     state: Mutex<State>,
     /// Told of each matrix that was read.
     arrived: Condvar,
+    /// What all threads wait for, by place in `matrices`, or one more for everything else.
+    calls: Arc<Calls>,
 }
 
 struct State {
@@ -62,15 +67,17 @@ impl<'a> Ahead<'a> {
                 stopped: false,
             }),
             arrived: Condvar::new(),
+            calls: Arc::default(),
         };
         std::thread::scope(|scope| {
             // Two for each processor: one computes while the other waits for the disk.
             for _ in 0..(2 * cpu::n_threads()).min(MAX_READERS) {
                 scope.spawn(|| while ahead.read_next() {});
             }
+            scope.spawn(|| ahead.tell_what_hangs());
             // Ends the readers also if the caller unwinds.
             let _stop = Stop(&ahead);
-            put_together(&ahead)
+            ahead.calls.watch(matrices.len(), || put_together(&ahead))
         })
     }
 
@@ -88,8 +95,22 @@ impl<'a> Ahead<'a> {
         let Some(place) = next else { return false };
         // Whoever waits for it must not wait for ever.
         let mut arrival = Arrival { ahead: self, place, matrix: None };
-        arrival.matrix = Some(self.matrices[place].1.load(self.catalog));
+        let load = || self.matrices[place].1.load(self.catalog);
+        arrival.matrix = Some(self.calls.watch(place, load));
         true
+    }
+
+    /// Tells once what is waited for, if no read comes back for long.
+    fn tell_what_hangs(&self) {
+        let mut state = self.state();
+        while !state.stopped {
+            if let Some((_, call)) = self.calls.stalled(TELL_AFTER) {
+                eprintln!("notice: {}", call.told());
+                return;
+            }
+            let waited = self.arrived.wait_timeout(state, REPORT_INTERVAL);
+            state = waited.map_or_else(|e| e.into_inner().0, |(state, _)| state);
+        }
     }
 
     /// The matrix `name`, once it is there; `progress` gets bytes done and in all.
@@ -139,5 +160,6 @@ struct Stop<'a, 'b>(&'a Ahead<'b>);
 impl Drop for Stop<'_, '_> {
     fn drop(&mut self) {
         self.0.state().stopped = true;
+        self.0.arrived.notify_all();
     }
 }

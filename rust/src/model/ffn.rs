@@ -6,7 +6,7 @@ use super::router::Router;
 use super::{Step, check_finite};
 use crate::error::Result;
 use crate::experts::prefetch::{Guess, Stage};
-use crate::experts::{Routed, Tools};
+use crate::experts::{Course, Routed, Tools};
 use crate::kernels::{Kernels, add_bias};
 use crate::matrix::Matrix;
 use crate::telemetry::timed;
@@ -147,7 +147,8 @@ impl Moe {
             });
             next()
         };
-        let mut y = step.experts.run(self.map_row, x, &routed, tools, step.phases, beside)?;
+        let course = Course { phases: step.phases, interrupted: step.interrupted };
+        let mut y = step.experts.run(self.map_row, x, &routed, tools, course, beside)?;
         step.phases.ffn += shared_time;
         if let Some((out, shares)) = shared {
             let hidden = x.len() / routed.len();

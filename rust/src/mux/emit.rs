@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 
 use super::Wire;
 use super::frame::{
-    self, GpuRecord, HwInfoRecord, MorePerf, PerfRecord, ProfRecord, StatRecord, TiersRecord,
-    TopkToken, TurnRecord,
+    self, DriveRecord, GpuRecord, HwInfoRecord, MorePerf, PerfRecord, ProfRecord, StatRecord,
+    TiersRecord, TopkToken, TurnRecord,
 };
 use crate::cpu::{self, Memory};
 use crate::engine::{Engine, Event, Turn};
 use crate::error::{Error, Result};
 use crate::experts::ExpertStore;
+use crate::experts::history::SAVE_LIMIT;
 use crate::runner;
 use crate::stdio::Output;
 use crate::store::ModelPart;
@@ -175,6 +176,10 @@ impl Emitter {
 
     fn done(&mut self, id: u64, turn: &Turn, engine: &mut Engine) {
         self.prefills.remove(&id);
+        // A turn that is told as done is remembered. Nothing else waits for that.
+        if let Some(saved) = engine.runner.saved_history() {
+            self.out.after(move || saved.wait(SAVE_LIMIT));
+        }
         self.hwinfo(engine);
         if self.wire.has_details() {
             let mut perf = perf_record(turn.wall_s, &turn.phases);
@@ -277,6 +282,16 @@ fn more_perf(turn: &Turn, experts: &ExpertStore) -> MorePerf {
         bytes_read,
         uses_vram: (uses.vram > 0).then_some(uses.vram),
         experts_ram: Some(experts.budget_bytes().min(experts.total_bytes())),
+        drives: turn
+            .drives
+            .iter()
+            .map(|drive| DriveRecord {
+                number: drive.number as u64,
+                bytes: drive.bytes,
+                rate: drive.rate.unwrap_or(0.0) as u64,
+                is_dropped: drive.is_dropped,
+            })
+            .collect(),
     }
 }
 

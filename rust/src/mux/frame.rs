@@ -18,8 +18,8 @@ pub use number::integer;
 pub use options::{OPTION_NAMES, SubmitOptions};
 pub use read::RecordReader;
 pub use record::{
-    GpuRecord, HwInfoRecord, MorePerf, PerfRecord, ProfRecord, Record, StatRecord, TiersRecord,
-    TopkToken, TurnRecord,
+    DriveRecord, GpuRecord, HwInfoRecord, MorePerf, PerfRecord, ProfRecord, Record, StatRecord,
+    TiersRecord, TopkToken, TurnRecord,
 };
 pub use request::{Incoming, RequestReader, Submit, sampling_fields, write_submit};
 pub use text::{percent_decode, percent_encode};

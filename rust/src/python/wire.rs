@@ -2,7 +2,8 @@
 
 use crate::error::Error;
 use crate::mux::frame::{
-    self, Incoming, Record, StatRecord, Submit, SubmitOptions, TurnRecord, write_submit,
+    self, DriveRecord, Incoming, Record, StatRecord, Submit, SubmitOptions, TurnRecord,
+    write_submit,
 };
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
@@ -201,7 +202,7 @@ fn to_python(py: Python<'_>, record: Record) -> PyResult<(&'static str, Bound<'_
             fields.set_item("attention_s", times.attention_s)?;
             fields.set_item("kv_decompress_s", times.kv_decompress_s)?;
             fields.set_item("head_s", times.head_s)?;
-            let more = times.more;
+            let more = times.more.as_ref();
             fields.set_item("ffn_s", more.map(|more| more.ffn_s))?;
             fields.set_item("reading_s", more.map(|more| more.reading_s))?;
             fields.set_item("uses_ahead", more.map(|more| more.uses_ahead))?;
@@ -210,6 +211,17 @@ fn to_python(py: Python<'_>, record: Record) -> PyResult<(&'static str, Bound<'_
             fields.set_item("bytes_read", more.map(|more| more.bytes_read))?;
             fields.set_item("uses_vram", more.and_then(|more| more.uses_vram))?;
             fields.set_item("experts_ram", more.and_then(|more| more.experts_ram))?;
+            let drives = more.map(|more| &more.drives[..]).unwrap_or_default();
+            let drive = |drive: &DriveRecord| {
+                let told = PyDict::new(py);
+                told.set_item("mirror", drive.number)?;
+                told.set_item("bytes", drive.bytes)?;
+                told.set_item("bytes_per_second", (drive.rate > 0).then_some(drive.rate))?;
+                told.set_item("is_dropped", drive.is_dropped)?;
+                Ok(told)
+            };
+            let drives: Vec<_> = drives.iter().map(drive).collect::<PyResult<_>>()?;
+            fields.set_item("drives", drives)?;
             "PERF"
         }
         Record::Prof(prof) => {

@@ -19,9 +19,15 @@ const TERMINATION_PATIENCE: Duration = Duration::from_secs(5);
 /// Time between two looks at a reader that is slow.
 const RETRY_INTERVAL: Duration = Duration::from_millis(2);
 
+/// What the writer does next.
+enum Piece {
+    Write(Vec<u8>),
+    Wait(Box<dyn FnOnce() + Send>),
+}
+
 /// Records on their way out. What is written between two calls of `flush` leaves with one write.
 pub struct Output {
-    queue: SyncSender<Vec<u8>>,
+    queue: SyncSender<Piece>,
     writer: JoinHandle<Result<()>>,
     /// Nothing is sent here; the channel ends with the writer.
     ended: Receiver<Infallible>,
@@ -33,11 +39,11 @@ pub struct Output {
 impl Output {
     /// Starts writing to `writer` on a thread; `terminating` is set once SIGTERM has come.
     pub fn start(writer: impl Write + Send + 'static, terminating: Arc<AtomicBool>) -> Self {
-        let (queue, groups) = sync_channel(QUEUE);
+        let (queue, pieces) = sync_channel(QUEUE);
         let (end, ended) = sync_channel(0);
         let writer = std::thread::spawn(move || {
             let _end = end;
-            write_all(writer, &groups)
+            write_all(writer, pieces)
         });
         Self { queue, writer, ended, group: Vec::new(), terminating, closed: false }
     }
@@ -57,19 +63,28 @@ impl Output {
 
     /// Sends the group. A full queue makes the model wait; after SIGTERM not for ever.
     pub fn flush(&mut self) {
-        let mut group = std::mem::take(&mut self.group);
-        if self.closed || group.is_empty() {
-            return;
+        let group = std::mem::take(&mut self.group);
+        if !group.is_empty() {
+            self.send(Piece::Write(group));
         }
+    }
+
+    /// Has what is written from now on leave after `wait`, which the model does not wait for.
+    pub fn after(&mut self, wait: impl FnOnce() + Send + 'static) {
+        self.flush();
+        self.send(Piece::Wait(Box::new(wait)));
+    }
+
+    fn send(&mut self, mut piece: Piece) {
         let mut patience = Patience::default();
-        loop {
-            group = match self.queue.try_send(group) {
+        while !self.closed {
+            piece = match self.queue.try_send(piece) {
                 Ok(()) => return,
                 Err(TrySendError::Disconnected(_)) => {
                     self.closed = true;
                     return;
                 }
-                Err(TrySendError::Full(group)) => group,
+                Err(TrySendError::Full(piece)) => piece,
             };
             if patience.is_over(&self.terminating) {
                 self.closed = true;
@@ -119,11 +134,15 @@ impl Patience {
 }
 
 /// Writes each group with one call; ends when there are no more or the reader is gone.
-fn write_all(mut out: impl Write, groups: &Receiver<Vec<u8>>) -> Result<()> {
-    for group in groups {
-        out.write_all(&group)
-            .and_then(|()| out.flush())
-            .map_err(|e| Error::io("standard output", e))?;
+fn write_all(mut out: impl Write, pieces: Receiver<Piece>) -> Result<()> {
+    for piece in pieces {
+        match piece {
+            Piece::Wait(wait) => wait(),
+            Piece::Write(group) => out
+                .write_all(&group)
+                .and_then(|()| out.flush())
+                .map_err(|e| Error::io("standard output", e))?,
+        }
     }
     Ok(())
 }

@@ -3,16 +3,21 @@
 //! Owns: which copies are used, how fast each drive is, what becomes of one that fails. Does not own:
 //! what is read, and what bytes must be (`record`). No request fails for what a copy does.
 
+mod load;
+
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use super::calls;
+use super::files;
 use super::folders::is_there;
 use super::past_cache::Window;
 use super::shard::Shard;
 use crate::error::{Error, Result, human_bytes, one_line};
+use load::Load;
 
 /// Most copies of a model, so that a word has a bit for each drive.
 const MAX_MIRRORS: usize = 15;
@@ -22,13 +27,6 @@ const SPLIT_BYTES: usize = 2 << 20;
 const LEAST_SHARE: usize = 512 << 10;
 /// Shares begin at multiples of this, as reads past the page cache want it.
 const ALIGN: u64 = 4096;
-/// Bytes after which older reads count half for the rate of a drive.
-const RATE_BYTES: f64 = (64 << 20) as f64;
-/// Fewer tell nothing of it.
-const LEAST_RATE_BYTES: f64 = (1 << 20) as f64;
-/// Bytes a second that a drive is taken for that was not measured, or not lately: it is tried then.
-const UNKNOWN_RATE: f64 = 1e10;
-const LATELY: Duration = Duration::from_secs(10);
 /// Parts of each file that are compared with the model's: another revision of a model differs in
 /// all of its content, and in nothing of its headers.
 const SAMPLES: u64 = 16;
@@ -38,6 +36,21 @@ const SAMPLE_BYTES: usize = 4096;
 pub(super) type Drives = u32;
 /// The model's own folders.
 pub(super) const OWN: Drives = 1;
+/// All drives there may be.
+pub(super) const ALL: Drives = Drives::MAX;
+
+/// What came from a drive.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DriveUse {
+    /// 0 for the model's own folders, else the place of the mirror among those that were named.
+    pub number: usize,
+    /// Bytes of experts.
+    pub bytes: u64,
+    /// Bytes a second in which it was reading, of late; none if that is not known.
+    pub rate: Option<f64>,
+    /// Whether it is used no longer.
+    pub is_dropped: bool,
+}
 
 /// The drives that hold a model.
 pub(super) struct Mirrors {
@@ -46,6 +59,8 @@ pub(super) struct Mirrors {
 }
 
 struct Drive {
+    /// See [`DriveUse::number`].
+    number: usize,
     dir: PathBuf,
     /// Files as the catalogue numbers them; none where this drive lacks one. The catalogue has the
     /// first drive's.
@@ -55,58 +70,10 @@ struct Drive {
     bytes: AtomicU64,
 }
 
-/// What a drive has to do, and how fast it was.
-#[derive(Default)]
-struct Load {
-    running: usize,
-    /// Bytes of the reads that are under way.
-    waiting: u64,
-    /// Bytes that were read, and seconds in which at least one read was under way.
-    done: f64,
-    busy_s: f64,
-    /// Up to when those seconds are counted.
-    counted: Option<Instant>,
-}
-
-impl Load {
-    fn begin(&mut self, bytes: usize, now: Instant) {
-        if self.running == 0 {
-            self.counted = Some(now);
-        }
-        self.running += 1;
-        self.waiting += bytes as u64;
-    }
-
-    fn end(&mut self, bytes: usize, now: Instant) {
-        self.running -= 1;
-        self.waiting -= bytes as u64;
-        self.done += bytes as f64;
-        let counted = self.counted.replace(now).unwrap_or(now);
-        self.busy_s += now.saturating_duration_since(counted).as_secs_f64();
-        if self.done > RATE_BYTES {
-            self.done /= 2.0;
-            self.busy_s /= 2.0;
-        }
-    }
-
-    /// Bytes a second.
-    fn rate(&self, now: Instant) -> f64 {
-        let is_old = |at: Instant| self.running == 0 && now.saturating_duration_since(at) > LATELY;
-        if self.done < LEAST_RATE_BYTES || self.busy_s == 0.0 || self.counted.is_some_and(is_old) {
-            return UNKNOWN_RATE;
-        }
-        self.done / self.busy_s
-    }
-
-    /// Seconds until `bytes` more are read.
-    fn finish_s(&self, bytes: usize, now: Instant) -> f64 {
-        (self.waiting as f64 + bytes as f64) / self.rate(now)
-    }
-}
-
 impl Drive {
-    fn new(dir: &Path, copies: Vec<Option<Shard>>) -> Self {
+    fn new(number: usize, dir: &Path, copies: Vec<Option<Shard>>) -> Self {
         Self {
+            number,
             dir: dir.to_owned(),
             copies,
             load: Mutex::default(),
@@ -116,7 +83,7 @@ impl Drive {
     }
 
     /// Opens what the folder `dir` has of the files `wanted` of the model.
-    fn open(dir: &Path, own: &[Shard], wanted: &[bool]) -> Result<Self, String> {
+    fn open(number: usize, dir: &Path, own: &[Shard], wanted: &[bool]) -> Result<Self, String> {
         let real = dir.canonicalize().map_err(|e| e.to_string())?;
         let mut copies = Vec::with_capacity(own.len());
         for (shard, &is_wanted) in own.iter().zip(wanted) {
@@ -133,7 +100,7 @@ impl Drive {
         if copies.iter().all(Option::is_none) {
             return Err("it holds none of the files that experts are in".into());
         }
-        Ok(Self::new(dir, copies))
+        Ok(Self::new(number, dir, copies))
     }
 
     fn load(&self) -> MutexGuard<'_, Load> {
@@ -193,13 +160,13 @@ impl Mirrors {
         wanted: &[bool],
         dirs: &[PathBuf],
     ) -> (Option<Self>, Vec<String>) {
-        let mut drives = vec![Drive::new(dir, Vec::new())];
+        let mut drives = vec![Drive::new(0, dir, Vec::new())];
         let mut told = Vec::new();
-        for mirror in dirs {
+        for (i, mirror) in dirs.iter().enumerate() {
             let opened = if drives.len() > MAX_MIRRORS {
                 Err(format!("at most {MAX_MIRRORS} are"))
             } else {
-                Drive::open(mirror, own, wanted)
+                Drive::open(i + 1, mirror, own, wanted)
             };
             let shown = mirror.display();
             match opened {
@@ -217,35 +184,56 @@ impl Mirrors {
         ((drives.len() > 1).then_some(Self { drives }), told)
     }
 
-    /// Drives that have the file `shard` and did not fail.
-    fn having(&self, shard: usize) -> impl Iterator<Item = &Drive> {
-        let has = move |drive: &&Drive| {
+    /// Those of the drives `from` that have the file `shard` and did not fail, with their bits.
+    fn having(&self, shard: usize, from: Drives) -> impl Iterator<Item = (Drives, &Drive)> {
+        let has = move |(bit, drive): &(Drives, &Drive)| {
             let is_own = drive.copies.is_empty();
-            is_own || drive.copies[shard].is_some() && !drive.has_failed.load(Ordering::Relaxed)
+            let has = is_own
+                || drive.copies[shard].is_some() && !drive.has_failed.load(Ordering::Relaxed);
+            has && from & bit != 0
         };
-        self.drives.iter().filter(has)
+        self.drives.iter().enumerate().map(|(i, drive)| (1 << i, drive)).filter(has)
     }
 
-    /// The drive that is likely to have read `bytes` bytes of the file `shard` first; they are
-    /// waited for from now on.
-    fn begin(&self, shard: usize, bytes: usize) -> &Drive {
+    /// The one of the drives `from` that is likely to have read `bytes` bytes of the file `shard` first.
+    fn first(&self, shard: usize, bytes: usize, from: Drives, now: Instant) -> (Drives, &Drive) {
+        let finish = |drive: &Drive| drive.load().finish_s(bytes, now);
+        let first =
+            self.having(shard, from).min_by(|(_, a), (_, b)| finish(a).total_cmp(&finish(b)));
+        // One of those may have failed meanwhile.
+        first.unwrap_or((OWN, &self.drives[0]))
+    }
+
+    /// From which drives `bytes` bytes of the file `shard` are to be read that must be compared as a
+    /// whole once for each drive: all of the `checked` ones, or another one alone.
+    pub(super) fn choose(&self, shard: usize, bytes: usize, checked: Drives) -> Drives {
+        let (first, _) = self.first(shard, bytes, ALL, Instant::now());
+        if checked & first != 0 { checked } else { first }
+    }
+
+    /// As [`Self::first`]; the bytes are waited for from now on.
+    fn begin(&self, shard: usize, bytes: usize, from: Drives) -> &Drive {
         let now = Instant::now();
-        let finish = |drive: &&Drive| drive.load().finish_s(bytes, now);
-        let first = self.having(shard).min_by(|a, b| finish(a).total_cmp(&finish(b)));
-        let first = first.expect("the model's own folders are always there");
+        let (_, first) = self.first(shard, bytes, from, now);
         first.load().begin(bytes, now);
         first
     }
 
     /// Drives with their shares of a read, if it is to be shared; they are waited for from now on.
-    fn share(&self, shard: usize, at: u64, bytes: usize) -> Option<Vec<(&Drive, usize)>> {
+    fn share(
+        &self,
+        shard: usize,
+        at: u64,
+        bytes: usize,
+        from: Drives,
+    ) -> Option<Vec<(&Drive, usize)>> {
         if bytes < SPLIT_BYTES {
             return None;
         }
         let now = Instant::now();
         let rates: Vec<(&Drive, f64)> = self
-            .having(shard)
-            .filter_map(|drive| {
+            .having(shard, from)
+            .filter_map(|(_, drive)| {
                 let load = drive.load();
                 (load.running == 0).then(|| (drive, load.rate(now)))
             })
@@ -270,7 +258,7 @@ impl Mirrors {
     }
 
     /// Fills `out` with what the file `shard`, which is `own` in the model's folders, holds from
-    /// `at` on. Returns the drives that it came from.
+    /// `at` on, read from some of the drives `from`. Returns the drives that it came from.
     ///
     /// # Errors
     /// [`Error::Io`], of the model's own file alone.
@@ -278,7 +266,7 @@ impl Mirrors {
         &self,
         (shard, own): (usize, &Shard),
         out: &mut [u8],
-        at: u64,
+        (at, from): (u64, Drives),
         past_cache: bool,
     ) -> Result<Drives> {
         let read = |drive: &Drive, out: &mut [u8], at: u64| {
@@ -286,8 +274,8 @@ impl Mirrors {
                 copy.unwrap_or(own).read_exact_at(out, at, past_cache)
             })
         };
-        let Some(shares) = self.share(shard, at, out.len()) else {
-            let drive = self.begin(shard, out.len());
+        let Some(shares) = self.share(shard, at, out.len(), from) else {
+            let drive = self.begin(shard, out.len(), from);
             return read(drive, out, at).map(|(drives, ())| drives);
         };
         std::thread::scope(|scope| {
@@ -296,7 +284,11 @@ impl Mirrors {
             for (drive, share) in shares {
                 let (part, others) = rest.split_at_mut(share);
                 let at = from;
-                running.push(scope.spawn(move || read(drive, part, at)));
+                let watcher = calls::watcher();
+                running.push(scope.spawn(move || match watcher {
+                    Some((calls, task)) => calls.watch(task, || read(drive, part, at)),
+                    None => read(drive, part, at),
+                }));
                 (rest, from) = (others, from + share as u64);
             }
             running.into_iter().try_fold(0, |all, thread| {
@@ -317,7 +309,7 @@ impl Mirrors {
         (at, bytes): (u64, usize),
         past_cache: bool,
     ) -> Result<Range<usize>> {
-        let drive = self.begin(shard, bytes);
+        let drive = self.begin(shard, bytes, ALL);
         let read = self.read_from(drive, shard, bytes, |copy| {
             copy.unwrap_or(own).read_window(window, at, bytes, past_cache)
         });
@@ -358,6 +350,31 @@ impl Mirrors {
         }
     }
 
+    /// Uses the mirror no longer whose copy `file` is, because of an error. False if it is none's.
+    pub(super) fn leave(&self, file: &Path, error: &Error) -> bool {
+        let is_copy = |copy: &Shard| copy.path == file;
+        let drive = self.drives.iter().find(|drive| drive.copies.iter().flatten().any(is_copy));
+        drive.inspect(|drive| drive.fail(error)).is_some()
+    }
+
+    /// Drops the pages that the system keeps of a part of the copies of the file `shard`.
+    pub(super) fn forget(&self, shard: usize, at: u64, bytes: u64) {
+        for copy in self.drives.iter().filter_map(|drive| drive.copies.get(shard)?.as_ref()) {
+            files::forget(&copy.file, at, bytes);
+        }
+    }
+
+    /// What came from each drive.
+    pub(super) fn uses(&self) -> Vec<DriveUse> {
+        let told = |drive: &Drive| DriveUse {
+            number: drive.number,
+            bytes: drive.bytes.load(Ordering::Relaxed),
+            rate: drive.load().known_rate(),
+            is_dropped: drive.has_failed.load(Ordering::Relaxed),
+        };
+        self.drives.iter().map(told).collect()
+    }
+
     /// Where experts were read from, in a line.
     pub(super) fn told(&self) -> String {
         let bytes = |drive: &Drive| drive.bytes.load(Ordering::Relaxed);
@@ -375,8 +392,12 @@ impl Mirrors {
 mod tests {
     use safetensors::tensor::{TensorView, serialize_to_file};
 
+    use std::time::Duration;
+
+    use super::load::{LATELY, UNKNOWN_RATE};
     use super::*;
     use crate::store::Catalog;
+    use crate::store::record::Digest;
 
     const NAME: &str = "model.layers.0.mlp.experts.0.up_proj.weight";
     const BYTES: usize = (6 << 20) + 333;
@@ -489,8 +510,8 @@ mod tests {
     /// Drives of so many bytes a second, with nothing in them.
     fn drives(rates: &[f64]) -> Mirrors {
         let drives = rates.iter().map(|rate| {
-            let drive = Drive::new(Path::new("drive"), Vec::new());
-            *drive.load() = Load { done: *rate, busy_s: 1.0, ..Load::default() };
+            let drive = Drive::new(0, Path::new("drive"), Vec::new());
+            (drive.load().done, drive.load().busy_s) = (*rate, 1.0);
             drive
         });
         Mirrors { drives: drives.collect() }
@@ -500,11 +521,11 @@ mod tests {
     fn drives_get_as_much_to_do_as_they_can() {
         let mirrors = drives(&[1e8, 3e8]);
         for _ in 0..16 {
-            mirrors.begin(0, 1 << 20);
+            mirrors.begin(0, 1 << 20, ALL);
         }
         let waiting: Vec<u64> = mirrors.drives.iter().map(|d| d.load().waiting >> 20).collect();
         assert_eq!(waiting, [4, 12]);
-        assert!(mirrors.share(0, 0, 8 << 20).is_none(), "they have something to do");
+        assert!(mirrors.share(0, 0, 8 << 20, ALL).is_none(), "they have something to do");
         let (first, at) = (&mirrors.drives[0], Instant::now());
         for _ in 0..4 {
             first.load().end(1 << 20, at + Duration::from_secs(1));
@@ -516,17 +537,40 @@ mod tests {
     }
 
     #[test]
+    fn what_is_compared_comes_from_one_drive_until_each_has_given_it() {
+        // Copies of no file at all, so that both drives count as the model's own.
+        let (mirrors, content) = (drives(&[1e8, 3e8]), b"a record");
+        let digest = Digest::new("record", blake3::hash(content));
+        let read = |expected: Drives| {
+            let from = mirrors.choose(0, content.len(), digest.checked());
+            assert_eq!(from, expected);
+            let check = digest.begin(from);
+            let is_compared = check.is_some();
+            if let Some(mut check) = check {
+                check.update(content);
+                check.end(Path::new("file")).expect("they are the right bytes");
+            }
+            is_compared
+        };
+        assert!(read(0b10), "the faster one");
+        assert!(!read(0b10), "no second time");
+        mirrors.begin(0, 1 << 30, 0b10);
+        assert!(read(0b01), "the faster one has much to do");
+        assert!(!read(0b11), "parts of both are known to be right");
+    }
+
+    #[test]
     fn idle_drives_share_long_reads_by_their_rates() {
         let (at, bytes) = (3 * ALIGN + 17, 8 << 20);
         let mirrors = drives(&[1e8, 3e8]);
-        let shares = mirrors.share(0, at, bytes).expect("both have nothing to do");
+        let shares = mirrors.share(0, at, bytes, ALL).expect("both have nothing to do");
         let shares: Vec<usize> = shares.iter().map(|&(_, share)| share).collect();
         assert_eq!(shares.iter().sum::<usize>(), bytes);
         assert!((at + shares[0] as u64).is_multiple_of(ALIGN));
         assert!(shares[0].abs_diff(bytes / 4) <= ALIGN as usize, "{shares:?}");
         assert!(mirrors.drives.iter().all(|drive| drive.load().running == 1));
-        assert!(drives(&[1e8, 3e8]).share(0, at, SPLIT_BYTES - 1).is_none());
-        assert!(drives(&[1e8, 1e10]).share(0, at, bytes).is_none(), "one share is too short");
-        assert!(drives(&[1e8]).share(0, at, bytes).is_none());
+        assert!(drives(&[1e8, 3e8]).share(0, at, SPLIT_BYTES - 1, ALL).is_none());
+        assert!(drives(&[1e8, 1e10]).share(0, at, bytes, ALL).is_none(), "one share is too short");
+        assert!(drives(&[1e8]).share(0, at, bytes, ALL).is_none());
     }
 }

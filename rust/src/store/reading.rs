@@ -1,11 +1,11 @@
 //! Reading tensors, from the model's own files and from copies of them.
 
 use std::cell::RefCell;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use super::abandon;
-use super::mirror::{Drives, Mirrors, OWN};
+use super::mirror::{ALL, DriveUse, Drives, Mirrors, OWN};
 use super::past_cache::Window;
 use super::shard::Shard;
 use super::{BytesRead, Catalog, ModelPart, Tensor};
@@ -40,10 +40,16 @@ impl Catalog {
     /// [`Error::Io`], and [`Error::BadFile`] for damaged bytes.
     pub fn read_into(&self, tensor: &Tensor, places: &mut [&mut [u8]]) -> Result<()> {
         let mirrors = self.mirrors(tensor, tensor.digest.is_some());
-        let drives = self.fill(tensor, places, mirrors)?;
+        let from = match (mirrors, &tensor.digest) {
+            (Some(mirrors), Some(digest)) => {
+                mirrors.choose(tensor.shard, tensor.bytes, digest.checked())
+            }
+            _ => ALL,
+        };
+        let drives = self.fill(tensor, places, mirrors, from)?;
         match (self.check(tensor, drives, places), mirrors) {
             (Err(Error::BadFile { path, reason }), Some(mirrors)) if drives != OWN => {
-                self.fill(tensor, places, None)?;
+                self.fill(tensor, places, None, OWN)?;
                 self.check(tensor, OWN, places)?;
                 // The model's own file is right, so the copy is not.
                 mirrors.fail(drives, &path, &reason);
@@ -53,16 +59,18 @@ impl Catalog {
         }
     }
 
-    /// Reads all bytes of `tensor` into `places`; returns the drives that they came from.
+    /// Reads all bytes of `tensor` into `places` from the drives `allowed`; returns those that they
+    /// came from.
     fn fill(
         &self,
         tensor: &Tensor,
         places: &mut [&mut [u8]],
         mirrors: Option<&Mirrors>,
+        allowed: Drives,
     ) -> Result<Drives> {
         let (mut from, mut drives) = (0, 0);
         for place in places {
-            drives |= self.read_from(tensor, from, place, mirrors)?;
+            drives |= self.read_from((tensor, from), place, mirrors, allowed)?;
             from += place.len();
         }
         debug_assert_eq!(from, tensor.bytes, "all of the tensor");
@@ -135,15 +143,22 @@ impl Catalog {
     /// Reads the bytes of `tensor` from byte `from` on, compared with nothing.
     pub fn read_at(&self, tensor: &Tensor, from: usize, out: &mut [u8]) -> Result<()> {
         let mirrors = self.mirrors(tensor, false);
-        self.read_from(tensor, from, out, mirrors).map(|_| ())
+        self.read_from((tensor, from), out, mirrors, ALL).map(|_| ())
+    }
+
+    /// As [`Self::read_at`], from whatever drive is likely to be the first: to measure them, not to
+    /// compute with.
+    pub fn read_somewhere(&self, tensor: &Tensor, from: usize, out: &mut [u8]) -> Result<()> {
+        let mirrors = self.mirrors(tensor, true);
+        self.read_from((tensor, from), out, mirrors, ALL).map(|_| ())
     }
 
     fn read_from(
         &self,
-        tensor: &Tensor,
-        from: usize,
+        (tensor, from): (&Tensor, usize),
         out: &mut [u8],
         mirrors: Option<&Mirrors>,
+        allowed: Drives,
     ) -> Result<Drives> {
         let (shard, mut at) = (&self.shards[tensor.shard], tensor.offset + from as u64);
         let past_cache = self.is_past_cache(tensor.part());
@@ -153,7 +168,8 @@ impl Catalog {
             self.count(tensor, piece.len());
             drives |= match mirrors {
                 Some(mirrors) => {
-                    mirrors.read_exact_at((tensor.shard, shard), piece, at, past_cache)?
+                    let place = (at, allowed);
+                    mirrors.read_exact_at((tensor.shard, shard), piece, place, past_cache)?
                 }
                 None => shard.read_exact_at(piece, at, past_cache).map(|()| OWN)?,
             };
@@ -184,6 +200,16 @@ impl Catalog {
             assert!(self.mirrors.set(mirrors).is_ok(), "mirrors are named once");
         }
         told
+    }
+
+    /// Uses the mirror no longer whose copy `file` is, because of an error. False if it is none's.
+    pub fn leave_mirror(&self, file: &Path, error: &Error) -> bool {
+        self.mirrors.get().is_some_and(|mirrors| mirrors.leave(file, error))
+    }
+
+    /// What came from each drive; nothing without mirrors.
+    pub fn drives(&self) -> Vec<DriveUse> {
+        self.mirrors.get().map(Mirrors::uses).unwrap_or_default()
     }
 
     /// Where experts were read from, if there are mirrors.

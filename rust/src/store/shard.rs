@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
+use super::calls::calling;
 use super::files::{self, Stamp, open_regular};
 use super::header::{Header, read_header};
 use super::past_cache::{PastCache, Window};
@@ -57,13 +58,16 @@ impl Shard {
     /// # Errors
     /// [`Error::Io`]
     pub(super) fn read_exact_at(&self, out: &mut [u8], at: u64, past_cache: bool) -> Result<()> {
-        let way = self.past_cache(at, out.len(), past_cache);
-        let read = match way.map(|way| way.read_exact_at(out, at)) {
-            Some(Ok(())) => Ok(()),
-            // What goes wrong past the cache is tried the plain way, which tells what is the matter.
-            Some(Err(_)) | None => self.read_plain(out, at),
-        };
-        self.end_read(read, at, out.len())
+        calling(&self.path, || {
+            let way = self.past_cache(at, out.len(), past_cache);
+            let read = match way.map(|way| way.read_exact_at(out, at)) {
+                Some(Ok(())) => Ok(()),
+                // What goes wrong past the cache is tried the plain way, which tells what is the
+                // matter.
+                Some(Err(_)) | None => self.read_plain(out, at),
+            };
+            self.end_read(read, at, out.len())
+        })
     }
 
     /// Reads `bytes` bytes from `at` on; returns where in `window` they are.
@@ -77,15 +81,17 @@ impl Shard {
         bytes: usize,
         past_cache: bool,
     ) -> Result<Range<usize>> {
-        let way = self.past_cache(at, bytes, past_cache);
-        if let Some(Ok(range)) = way.map(|way| way.read_window(window, at, bytes)) {
-            self.end_read(Ok(()), at, bytes)?;
-            return Ok(range);
-        }
-        let piece = &mut window.bytes(bytes)[..bytes];
-        let read = self.read_plain(piece, at);
-        self.end_read(read, at, bytes)?;
-        Ok(0..bytes)
+        calling(&self.path, || {
+            let way = self.past_cache(at, bytes, past_cache);
+            if let Some(Ok(range)) = way.map(|way| way.read_window(window, at, bytes)) {
+                self.end_read(Ok(()), at, bytes)?;
+                return Ok(range);
+            }
+            let piece = &mut window.bytes(bytes)[..bytes];
+            let read = self.read_plain(piece, at);
+            self.end_read(read, at, bytes)?;
+            Ok(0..bytes)
+        })
     }
 
     /// A read that failed is tried once more: a drive or a network may have lost it by chance.

@@ -25,8 +25,8 @@ const C_ENGINE_GROUPS: [usize; 8] = [16, 32, 48, 64, 96, 128, 192, 256];
 /// A weight matrix `[n_out, n_in]` on disk.
 #[derive(Clone, Debug)]
 pub struct MatrixSource {
-    n_out: usize,
-    n_in: usize,
+    pub(crate) n_out: usize,
+    pub(crate) n_in: usize,
     form: Form,
 }
 

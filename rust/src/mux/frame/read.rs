@@ -2,8 +2,8 @@
 
 use super::number::{integer, lenient};
 use super::record::{
-    GpuRecord, HwInfoRecord, MorePerf, PerfRecord, ProfRecord, Record, StatRecord, TiersRecord,
-    TopkToken, TurnRecord,
+    DriveRecord, GpuRecord, HwInfoRecord, MorePerf, PerfRecord, ProfRecord, Record, StatRecord,
+    TiersRecord, TopkToken, TurnRecord,
 };
 use super::text::{clean_name, parse_hex, percent_decode};
 use super::{MAX_LINE_BYTES, MAX_PAYLOAD_BYTES, MAX_SKIP_BYTES};
@@ -401,8 +401,8 @@ fn perf(words: &mut Words) -> Parsed {
     Ok(Record::Perf { id, times })
 }
 
-/// Fields behind the times of PERF, in any order; none unless all but `vram` and `experts_ram` are
-/// there, since engines may add fields of their own.
+/// Fields behind the times of PERF, in any order; none unless all but `vram`, `experts_ram` and
+/// `drives` are there, since engines may add fields of their own.
 fn more_perf(words: &mut Words) -> Option<MorePerf> {
     let mut rest = Vec::new();
     while let Some(word) = words.word() {
@@ -424,7 +424,23 @@ fn more_perf(words: &mut Words) -> Option<MorePerf> {
             None => None,
         },
         experts_ram: value(b"experts_ram").and_then(|mut word| word.count().ok()),
+        drives: value(b"drives").and_then(|Words(word)| drives(word)).unwrap_or_default(),
     })
+}
+
+/// `drives` of PERF; nothing if any part of it is malformed.
+fn drives(word: &[u8]) -> Option<Vec<DriveRecord>> {
+    let drive = |text: &[u8]| {
+        let parts: Vec<&[u8]> = text.split(|&byte| byte == b':').collect();
+        let (numbers, is_dropped) = match &parts[..] {
+            [numbers @ .., b"dropped"] => (numbers, true),
+            numbers => (numbers, false),
+        };
+        let &[number, bytes, rate] = numbers else { return None };
+        let (number, bytes, rate) = (integer(number)?, integer(bytes)?, integer(rate)?);
+        Some(DriveRecord { number, bytes, rate, is_dropped })
+    };
+    word.split(|&byte| byte == b',').map(drive).collect()
 }
 
 fn prof(words: &mut Words) -> Parsed {

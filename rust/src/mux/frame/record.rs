@@ -70,7 +70,7 @@ pub struct TiersRecord {
 }
 
 /// `PERF`: seconds spent during a request's life.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct PerfRecord {
     /// Wall time, prefill included.
     pub wall_s: f64,
@@ -91,7 +91,7 @@ pub struct PerfRecord {
 }
 
 /// What `PERF` tells by `key=value` behind its times.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct MorePerf {
     /// `ffn`: seconds of dense feed-forward blocks and shared experts.
     pub ffn_s: f64,
@@ -109,6 +109,21 @@ pub struct MorePerf {
     pub uses_vram: Option<u64>,
     /// `experts_ram`: bytes that experts may take in memory as the turn ends.
     pub experts_ram: Option<u64>,
+    /// `drives`: what experts were read from; nothing without mirrors, or if that is not told.
+    pub drives: Vec<DriveRecord>,
+}
+
+/// One of the drives of `PERF`: `<number>:<bytes>:<bytes a second>`, and `:dropped` behind it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DriveRecord {
+    /// 0 for the model's own folders, else the place of the mirror among those that were named.
+    pub number: u64,
+    /// Bytes of experts.
+    pub bytes: u64,
+    /// Bytes a second, of late; 0 where that is not known.
+    pub rate: u64,
+    /// Whether it is used no longer.
+    pub is_dropped: bool,
 }
 
 /// `PROF`: what the C engine says of a turn in place of `PERF`; everything after prefill.

@@ -69,9 +69,12 @@ fn payload() -> impl Strategy<Value = Vec<u8>> {
 }
 
 fn more_perf() -> impl Strategy<Value = MorePerf> {
-    let told = (any::<Option<u64>>(), any::<Option<u64>>());
+    let drive = any::<(u64, u64, u64, bool)>().prop_map(|(number, bytes, rate, is_dropped)| {
+        DriveRecord { number, bytes, rate, is_dropped }
+    });
+    let told = (any::<Option<u64>>(), any::<Option<u64>>(), prop::collection::vec(drive, 0..4));
     (quarters(), quarters(), any::<[u64; 4]>(), told).prop_map(
-        |(ffn_s, reading_s, n, (uses_vram, experts_ram))| MorePerf {
+        |(ffn_s, reading_s, n, (uses_vram, experts_ram, drives))| MorePerf {
             ffn_s,
             reading_s,
             uses_ahead: n[0],
@@ -80,6 +83,7 @@ fn more_perf() -> impl Strategy<Value = MorePerf> {
             bytes_read: n[3],
             uses_vram,
             experts_ram,
+            drives,
         },
     )
 }
@@ -386,7 +390,7 @@ fn malformed_records_are_reported_and_skipped() {
 fn fields_behind_the_times_of_perf_are_known_by_name() {
     let more = |rest: &str| match &after_ready(format!("PERF 1 1 0 0 0 0 0 0{rest}\n").as_bytes())[..]
     {
-        [Record::Perf { times, .. }] => times.more,
+        [Record::Perf { times, .. }] => times.more.clone(),
         other => panic!("{other:?}"),
     };
     let told = MorePerf {
@@ -398,14 +402,24 @@ fn fields_behind_the_times_of_perf_are_known_by_name() {
         bytes_read: 4,
         uses_vram: None,
         experts_ram: None,
+        drives: Vec::new(),
     };
     let fields = " reading=0.25 ffn=0.5 new=x ahead=1 cached=2 missed=3 read=4 0.5";
-    assert_eq!(more(fields), Some(told));
-    let on_device = MorePerf { uses_vram: Some(5), ..told };
+    assert_eq!(more(fields), Some(told.clone()));
+    let on_device = MorePerf { uses_vram: Some(5), ..told.clone() };
     assert_eq!(more(&format!("{fields} vram=5")), Some(on_device));
     assert_eq!(more(&format!("{fields} vram=x")), None);
-    let with_bytes = MorePerf { experts_ram: Some(9), ..told };
+    let with_bytes = MorePerf { experts_ram: Some(9), ..told.clone() };
     assert_eq!(more(&format!(" experts_ram=9{fields}")), Some(with_bytes));
+    let drives = vec![
+        DriveRecord { number: 0, bytes: 5, rate: 6, is_dropped: false },
+        DriveRecord { number: 1, bytes: 7, rate: 0, is_dropped: true },
+    ];
+    let with_drives = MorePerf { drives, ..told.clone() };
+    assert_eq!(more(&format!("{fields} drives=0:5:6,1:7:0:dropped")), Some(with_drives));
+    for wrong in ["", "0:5", "0:5:6:7", "0:5:6,", "0:5:x", "0:5:6:dropped:dropped"] {
+        assert_eq!(more(&format!("{fields} drives={wrong}")), Some(told.clone()), "{wrong:?}");
+    }
     for other in ["", " 0.5 new", " 1 2 3 4", " ffn=0.5", &fields.replace("read=4", "read=-4")] {
         assert_eq!(more(other), None, "{other:?}");
     }

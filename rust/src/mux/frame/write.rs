@@ -186,6 +186,11 @@ pub fn write_perf(out: &mut Vec<u8>, id: u64, times: &PerfRecord) {
         if let Some(bytes) = more.experts_ram {
             put!(out, " experts_ram={bytes}");
         }
+        for (i, drive) in more.drives.iter().enumerate() {
+            let begin = if i == 0 { " drives=" } else { "," };
+            let end = if drive.is_dropped { ":dropped" } else { "" };
+            put!(out, "{begin}{}:{}:{}{end}", drive.number, drive.bytes, drive.rate);
+        }
     }
     out.push(b'\n');
 }
@@ -248,7 +253,7 @@ fn put_bytes(out: &mut Vec<u8>, kind: &str, rows: usize, cols: usize, bytes: &[u
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mux::frame::MorePerf;
+    use crate::mux::frame::{DriveRecord, MorePerf};
 
     fn text(write: impl FnOnce(&mut Vec<u8>)) -> String {
         let mut out = Vec::new();
@@ -301,6 +306,7 @@ mod tests {
             bytes_read: 4096,
             uses_vram: None,
             experts_ram: None,
+            drives: Vec::new(),
         };
         let perf = "PERF 1 1.500000 0.000000 0.000000 0.000000 0.000000 0.000000 0.000000 \
                     ffn=0.250000 reading=0.000000 ahead=1 cached=20 missed=3 read=4096";
@@ -309,12 +315,21 @@ mod tests {
             (Some(7), None, " vram=7"),
             (Some(7), Some(8192), " vram=7 experts_ram=8192"),
         ] {
-            let more = Some(MorePerf { uses_vram, experts_ram, ..more });
+            let more = Some(MorePerf { uses_vram, experts_ram, ..more.clone() });
             assert_eq!(
-                text(|out| write_perf(out, 1, &PerfRecord { more, ..times })),
+                text(|out| write_perf(out, 1, &PerfRecord { more, ..times.clone() })),
                 format!("{perf}{told}\n")
             );
         }
+        let drives = vec![
+            DriveRecord { number: 0, bytes: 10, rate: 1_000_000_000, is_dropped: false },
+            DriveRecord { number: 2, bytes: 0, rate: 0, is_dropped: true },
+        ];
+        let more = Some(MorePerf { drives, ..more });
+        assert_eq!(
+            text(|out| write_perf(out, 1, &PerfRecord { more, ..times })),
+            format!("{perf} drives=0:10:1000000000,2:0:0:dropped\n")
+        );
         let prof = ProfRecord {
             wall_s: 2.5,
             prompt_tokens: 7,
