@@ -24,6 +24,7 @@ FIELDS = [
     "write_errno",
     "sync_errno",
     "rename_errno",
+    "sync_ms",
     "kill_at",
     "reads",
     "faults",

@@ -26,6 +26,8 @@ const EXIT_FAILURE: i32 = 1;
 /// Exit code of a bug; the message names the broken invariant.
 const EXIT_PANIC: i32 = 101;
 
+/// How long conversations are read before there is a word of it.
+const PROGRESS_AFTER: Duration = Duration::from_secs(2);
 /// Least time between two progress lines.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -101,6 +103,9 @@ struct Args {
     /// Folder for what is remembered from one run to the next [default: the model's]
     #[arg(long, env = "COLIBRI_STATE_DIR", value_name = "DIR")]
     state_dir: Option<OsString>,
+    /// Whether conversations are kept in that folder, 0 or 1
+    #[arg(long, env = "KVSAVE", default_value_t = 1, value_parser = |text: &str| count(text, 0, 1))]
+    kvsave: u32,
     /// 1 reports the five most likely tokens with each token
     #[arg(long, env = "SERVE_TOPK", default_value_t = 0, value_parser = |text: &str| count(text, 0, 1))]
     serve_topk: u32,
@@ -326,6 +331,7 @@ fn main(args: &[String]) -> i32 {
 /// What is left to do when nobody asks any more.
 fn end(engine: &mut Engine) {
     engine.runner.save_history();
+    engine.runner.finish_conversations();
     if let Some(told) = engine.runner.model.catalog.mirrored() {
         eprintln!("notice: {}", one_line(told));
     }
@@ -370,6 +376,16 @@ fn serve(args: &Args, model: &Path, legacy: Option<LegacyOptions>) -> Result<i32
     })?;
     if let Some(tokens) = args.prefill_chunk {
         engine.set_prefill_chunk(tokens);
+    }
+    if args.kvsave == 1 {
+        let (began, mut reported) = (Instant::now(), Instant::now());
+        engine.runner.keep_conversations(&state_dir(args, model)?, &mut |done, total| {
+            let is_long = began.elapsed() >= PROGRESS_AFTER;
+            if args.progress && is_long && reported.elapsed() >= PROGRESS_INTERVAL {
+                reported = Instant::now();
+                eprintln!("progress conversations {done} {total}");
+            }
+        })?;
     }
     for notice in &engine.runner.notices {
         eprintln!("notice: {}", one_line(notice));

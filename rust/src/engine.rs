@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
+use crate::kv;
 use crate::model::{Logits, Row};
 use crate::runner::{Runner, RunnerOptions};
 use crate::sample::Sampling;
@@ -83,13 +84,33 @@ pub enum Event {
         /// What it cost.
         turn: Box<Turn>,
     },
-    /// A fault ended the turn.
+    /// A fault ended the turn, or [`Error::Interrupted`]: it was cancelled.
     Failed {
         /// Request.
         id: u64,
         /// The fault.
         error: Error,
     },
+}
+
+impl Event {
+    /// Whether it is the last one of request `id`.
+    fn ends(&self, id: u64) -> bool {
+        match self {
+            Self::Prefill { .. } | Self::Token { .. } => false,
+            Self::Done { id: of, .. } | Self::Failed { id: of, .. } => *of == id,
+        }
+    }
+}
+
+/// A turn that has ended, whose conversation is being written.
+struct Closing {
+    id: u64,
+    slot: usize,
+    /// Of the saver.
+    ticket: u64,
+    /// What tells that it has ended.
+    event: Event,
 }
 
 /// The tokenizer of the model folder `dir`.
@@ -138,6 +159,10 @@ pub struct Engine {
     pub tokenizer: Arc<Tokenizer>,
     /// In order of admission.
     active: Vec<Sequence>,
+    /// In order of their ends.
+    closing: Vec<Closing>,
+    /// Slots whose conversation has come from another, and is not written yet.
+    moved: Vec<usize>,
     decode_steps: u64,
     /// Tokens prefilled in one step, if that was said.
     prefill_chunk: Option<usize>,
@@ -162,6 +187,8 @@ impl Engine {
             runner,
             tokenizer: Arc::new(tokenizer),
             active: Vec::new(),
+            closing: Vec::new(),
+            moved: Vec::new(),
             decode_steps: 0,
             prefill_chunk: None,
         })
@@ -181,8 +208,8 @@ impl Engine {
         self.prefill_chunk
     }
 
-    /// Admits a request; the slot keeps what it shares with the prompt, as far as it can be gone back
-    /// to, and forgets the rest.
+    /// Admits a request; its slot keeps what it or another shares with the prompt, as far as it can
+    /// be gone back to, and forgets the rest.
     ///
     /// # Errors
     /// [`Error::BadRequest`], [`Error::SlotBusy`], [`Error::DuplicateId`],
@@ -198,10 +225,20 @@ impl Engine {
             let tokens = request.prompt.len();
             return Err(Error::ContextExceeded { tokens, counted: true, limit: ctx - 1 });
         }
-        let slot = &mut self.runner.slots[request.slot];
-        let reused = slot.truncate_to(slot.common_prefix(&request.prompt));
+        let reused = self.reuse(request.slot, &request.prompt);
         self.active.push(Sequence::new(request, reused, &self.runner));
         Ok(())
+    }
+
+    /// Leaves in `slot` what any slot knows of the beginning of `prompt`; how many tokens.
+    fn reuse(&mut self, slot: usize, prompt: &[u32]) -> usize {
+        let active = &self.active;
+        let is_idle = |slot| active.iter().all(|seq| seq.request.slot != slot);
+        let reuse = kv::reuse(&mut self.runner.slots, slot, prompt, is_idle);
+        if let Some(other) = reuse.exchanged.filter(|other| !self.moved.contains(other)) {
+            self.moved.push(other);
+        }
+        reuse.tokens
     }
 
     /// The checks that need no token count.
@@ -213,10 +250,12 @@ impl Engine {
             return Err(Error::BadRequest(format!("slot {} does not exist", request.slot)));
         }
         self.check_tokens(request)?;
-        if self.active.iter().any(|seq| seq.request.slot == request.slot) {
+        let slots = self.active.iter().map(|seq| seq.request.slot);
+        if slots.chain(self.closing.iter().map(|turn| turn.slot)).any(|slot| slot == request.slot) {
             return Err(Error::SlotBusy(request.slot));
         }
-        if self.active.iter().any(|seq| seq.request.id == request.id) {
+        let ids = self.active.iter().map(|seq| seq.request.id);
+        if ids.chain(self.closing.iter().map(|turn| turn.id)).any(|id| id == request.id) {
             return Err(Error::DuplicateId(request.id));
         }
         Ok(())
@@ -238,28 +277,47 @@ impl Engine {
         }
     }
 
-    /// Ends a turn as a success.
+    /// Ends a turn as a success. Its last event may come with a later step.
     ///
     /// # Errors
     /// [`Error::NotFound`]
     pub fn stop(&mut self, id: u64) -> Result<Vec<Event>> {
         let sequence = self.take(id)?;
-        let events = sequence.finish(&self.runner, false);
+        let slot = sequence.request.slot;
+        let mut events = sequence.finish(&self.runner, false);
         self.runner.save_history();
+        self.close(&[(id, slot)], &mut events);
         Ok(events)
     }
 
-    /// Ends a turn without a result.
+    /// Ends a turn without a result. The event that tells so may come with a later step.
     ///
     /// # Errors
     /// [`Error::NotFound`]
-    pub fn cancel(&mut self, id: u64) -> Result<()> {
-        self.take(id).map(|_| ())
+    pub fn cancel(&mut self, id: u64) -> Result<Vec<Event>> {
+        let slot = self.take(id)?.request.slot;
+        let mut events = vec![Event::Failed { id, error: Error::Interrupted }];
+        self.close(&[(id, slot)], &mut events);
+        Ok(events)
+    }
+
+    /// Forgets the conversation of an idle slot, in its file too.
+    pub fn forget(&mut self, slot: usize) {
+        self.runner.slots[slot].truncate_to(0);
+        if let Some(saver) = &mut self.runner.saver {
+            let ticket = saver.save(slot, &self.runner.slots[slot]);
+            saver.wait_for(ticket);
+        }
     }
 
     fn take(&mut self, id: u64) -> Result<Sequence> {
         let index = self.active.iter().position(|seq| seq.request.id == id);
         index.map(|index| self.active.remove(index)).ok_or(Error::NotFound(id))
+    }
+
+    /// Whether nothing is in flight and nothing is left to tell.
+    pub fn is_idle(&self) -> bool {
+        self.active.is_empty() && self.closing.is_empty()
     }
 
     /// Ids of the requests in flight, in order of admission.
@@ -279,12 +337,40 @@ impl Engine {
     /// abandons the chunk, which a later step begins anew.
     pub fn step(&mut self, interrupted: &mut dyn FnMut(u64) -> bool) -> Vec<Event> {
         let mut events = Vec::new();
+        let mut ended: Vec<(u64, usize)> =
+            self.active.iter().map(|seq| (seq.request.id, seq.request.slot)).collect();
         self.decode(&mut events);
         self.prefill(&mut events, interrupted);
         if events.iter().any(|event| matches!(event, Event::Done { .. })) {
             self.runner.save_history();
         }
+        ended.retain(|(id, _)| self.active.iter().all(|seq| seq.request.id != *id));
+        self.close(&ended, &mut events);
         events
+    }
+
+    /// Has the conversations of turns that `ended` (id and slot) written, and takes what tells so out
+    /// of `events` until they are. While nothing else is under way, that is waited for.
+    fn close(&mut self, ended: &[(u64, usize)], events: &mut Vec<Event>) {
+        let Some(saver) = &mut self.runner.saver else { return };
+        for &(id, slot) in ended {
+            for moved in self.moved.drain(..).filter(|&moved| moved != slot) {
+                saver.save(moved, &self.runner.slots[moved]);
+            }
+            let ticket = saver.save(slot, &self.runner.slots[slot]);
+            let last = events.iter().rposition(|event| event.ends(id));
+            let event = events.remove(last.expect("a turn that ended tells so"));
+            self.closing.push(Closing { id, slot, ticket, event });
+        }
+        while let Some(first) = self.closing.first() {
+            if self.active.is_empty() {
+                saver.wait_for(first.ticket);
+            }
+            if !saver.is_written(first.ticket) {
+                return;
+            }
+            events.push(self.closing.remove(0).event);
+        }
     }
 
     fn decode(&mut self, events: &mut Vec<Event>) {
@@ -323,13 +409,26 @@ impl Engine {
         self.active.retain(|seq| !matches!(seq.stage, Stage::Ended));
     }
 
+    /// Takes over what others have computed of a prompt since it was admitted, unless it has begun:
+    /// prompts that start alike often come at the same time.
+    fn reuse_again(&mut self, index: usize) {
+        let slot = self.active[index].request.slot;
+        if self.runner.slots[slot].tokens().len() == self.active[index].reused {
+            let prompt = std::mem::take(&mut self.active[index].request.prompt);
+            self.active[index].reused = self.reuse(slot, &prompt);
+            self.active[index].request.prompt = prompt;
+        }
+    }
+
     fn prefill(&mut self, events: &mut Vec<Event>, interrupted: &mut dyn FnMut(u64) -> bool) {
         let answers = self.active.iter().any(|seq| matches!(seq.stage, Stage::Decode { .. }));
         let usual = if answers { PREFILL_CHUNK_BESIDE } else { PREFILL_CHUNK };
-        let Some(seq) = self.active.iter_mut().find(|seq| matches!(seq.stage, Stage::Prefill))
+        let Some(next) = self.active.iter().position(|seq| matches!(seq.stage, Stage::Prefill))
         else {
             return;
         };
+        self.reuse_again(next);
+        let seq = &mut self.active[next];
         let id = seq.request.id;
         let done = self.runner.slots[seq.request.slot].tokens().len();
         if done == seq.reused {
