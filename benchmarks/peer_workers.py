@@ -75,7 +75,7 @@ class Colibri:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "COLIBRI_THREADS": str(threads)},
+            env={**os.environ, "COLIBRI_THREADS": str(threads), "KVSAVE": "0"},
         )
         self.reader = _core.RecordReader()
         self.ctx = CTX

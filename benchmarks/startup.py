@@ -136,7 +136,8 @@ def start(model: Path, threads: int) -> float:
     """Seconds from starting an engine to its READY."""
     command = [*find_engine(), "--mux", "--model", str(model), "--threads", str(threads)]
     began = time.perf_counter()
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    pipe, env = subprocess.PIPE, {**os.environ, "KVSAVE": "0"}
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=env) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         line = process.stdout.readline()

@@ -118,6 +118,7 @@ class Engine:
             stdin=subprocess.PIPE,
             stdout=self.output or subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            env={**os.environ, "KVSAVE": "0"},
         )
         self.records = None if records is None else records.open("rb", buffering=0)
         self.bodies = bodies

@@ -34,14 +34,17 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = tempfile.TemporaryDirectory(prefix="colibri-state-")
     config.add_cleanup(folder.cleanup)
     os.environ["COLIBRI_STATE_DIR"] = folder.name
+    os.environ["KVSAVE"] = "0"
 
 
 @pytest.fixture(autouse=True)
 def _nothing_remembered(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Engines that a test starts know nothing of those before."""
+    """Engines that a test starts know nothing of those before; they keep conversations where the
+    test is about that, since what was computed before decides what is read and counted."""
     monkeypatch.setenv("COLIBRI_STATE_DIR", str(tmp_path_factory.mktemp("state")))
+    monkeypatch.setenv("KVSAVE", "0")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -27,6 +27,7 @@ FIELDS = [
     "sync_errno",
     "rename_errno",
     "sync_stuck",
+    "sync_ms",
     "kill_at",
     "reads",
     "faults",

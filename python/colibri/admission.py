@@ -1,6 +1,6 @@
 """Who may start, when, and in which slot.
 
-Owns: the queue, which slots are taken, which conversation a slot last served.
+Owns: the queue, which slots are taken, what conversation a slot last served and how far it was.
 Does not own: requests in the engine.
 """
 
@@ -9,32 +9,43 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from blake3 import blake3
 
 from colibri.errors import QueueFull
 
-# A raw prompt is recognised by its beginning.
-RAW_AFFINITY_CHARS = 256
+# A conversation as far as it has come: digests of ever longer beginnings. One that goes on has
+# those that it had before, and more.
+Affinity: TypeAlias = tuple[bytes, ...]
+
+# Raw prompts are compared after so many characters, and after each further eighth of their length.
+RAW_STEP_CHARS = 64
 
 
-def chat_affinity(messages: Sequence[Mapping[str, Any]]) -> bytes:
-    """Names a conversation by its messages up to and including the first of the user."""
+def chat_affinity(messages: Sequence[Mapping[str, Any]]) -> Affinity:
+    """Names a conversation by its messages, one digest for each."""
     digest = blake3()
+    beginnings = []
     for message in messages:
         for text in (message["role"], message["content"] or ""):
             data = str(text).encode()
             # Lengths keep ("ab", "c") apart from ("a", "bc").
             digest.update(len(data).to_bytes(8, "little") + data)
-        if message["role"] == "user":
-            break
-    return digest.digest()
+        beginnings.append(digest.digest())
+    return tuple(beginnings)
 
 
-def raw_affinity(prompt: str) -> bytes:
-    """Names a raw prompt by its beginning."""
-    return blake3(b"raw" + prompt[:RAW_AFFINITY_CHARS].encode()).digest()
+def raw_affinity(prompt: str) -> Affinity:
+    """Names a raw prompt by its beginnings; one that is too short to have any, by all of it."""
+    digest = blake3(b"raw")
+    beginnings = []
+    start, end = 0, RAW_STEP_CHARS
+    while end <= len(prompt):
+        digest.update(prompt[start:end].encode())
+        beginnings.append(digest.digest())
+        start, end = end, end + max(RAW_STEP_CHARS, end // 8)
+    return tuple(beginnings) or (blake3(b"short" + prompt.encode()).digest(),)
 
 
 class Lease:
@@ -66,8 +77,8 @@ class Admission:
         self.rejected = 0
         # Least recently used first, so that a new conversation takes the oldest cache.
         self._free: list[int] = list(range(slots))
-        self._served: dict[int, bytes] = {}
-        self._waiting: deque[tuple[asyncio.Future[Lease], bytes]] = deque()
+        self._served: dict[int, Affinity] = {}
+        self._waiting: deque[tuple[asyncio.Future[Lease], Affinity]] = deque()
 
     @property
     def active(self) -> int:
@@ -79,8 +90,8 @@ class Admission:
         """Requests waiting."""
         return sum(not future.done() for future, _ in self._waiting)
 
-    async def acquire(self, affinity: bytes) -> Lease:
-        """Waits for a slot, preferably the one that last served this conversation.
+    async def acquire(self, affinity: Affinity) -> Lease:
+        """Waits for a slot, preferably the one that served most of this conversation.
 
         Cancelling leaves the queue at once.
 
@@ -107,8 +118,27 @@ class Admission:
                 self._waiting.remove(entry)
             raise
 
-    def _take(self, affinity: bytes) -> Lease:
-        slot = next((s for s in self._free if self._served.get(s) == affinity), self._free[0])
+    def _choose(self, affinity: Affinity) -> int:
+        """The free slot whose conversation this one continues, from as late as there is one.
+
+        The engine shares what slots hold, so another costs nothing but the history that it had.
+        What merely repeats a conversation may be another that began alike: it leaves that its slot
+        where one was never used.
+        """
+        served = {slot: len(self._served.get(slot, ())) for slot in self._free}
+        own = [
+            slot
+            for slot, n in served.items()
+            if 0 < n <= len(affinity) and self._served[slot][-1] == affinity[n - 1]
+        ]
+        continued = [slot for slot in own if served[slot] < len(affinity)]
+        if continued:
+            return max(continued, key=served.__getitem__)
+        oldest = self._free[0]
+        return own[0] if own and served[oldest] else oldest
+
+    def _take(self, affinity: Affinity) -> Lease:
+        slot = self._choose(affinity)
         self._free.remove(slot)
         self._served[slot] = affinity
         self.admitted += 1

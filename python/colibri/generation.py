@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
 from colibri import frames
-from colibri.admission import Admission, Lease
+from colibri.admission import Admission, Affinity, Lease
 from colibri.costs import limit_object
 from colibri.engine import Engine, Event, Turn
 from colibri.errors import EngineError
@@ -44,7 +44,7 @@ class Prompt:
     max_tokens: int | None
     temperature: float
     top_p: float
-    affinity: bytes
+    affinity: Affinity
     stop: tuple[str, ...] = ()
     options: dict[str, str] = field(default_factory=dict)
     thinks: bool = False

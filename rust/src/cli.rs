@@ -26,6 +26,8 @@ const EXIT_FAILURE: i32 = 1;
 /// Exit code of a bug; the message names the broken invariant.
 const EXIT_PANIC: i32 = 101;
 
+/// How long conversations are read before there is a word of it.
+const PROGRESS_AFTER: Duration = Duration::from_secs(2);
 /// Least time between two progress lines.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -115,6 +117,9 @@ struct Args {
     /// Folder for what is remembered from one run to the next [default: the model's]
     #[arg(long, env = "COLIBRI_STATE_DIR", value_name = "DIR")]
     state_dir: Option<OsString>,
+    /// Whether conversations are kept in that folder, 0 or 1
+    #[arg(long, env = "KVSAVE", default_value_t = 1, value_parser = |text: &str| count(text, 0, 1))]
+    kvsave: u32,
     /// 1 reports the five most likely tokens with each token
     #[arg(long, env = "SERVE_TOPK", default_value_t = 0, value_parser = |text: &str| count(text, 0, 1))]
     serve_topk: u32,
@@ -345,11 +350,12 @@ fn main(args: &[String]) -> i32 {
 }
 
 /// What is left to do when nobody asks any more.
-fn end(engine: &Engine) {
+fn end(engine: &mut Engine) {
     engine.runner.save_history();
     if let Some(saved) = engine.runner.saved_history() {
         saved.wait(SAVE_LIMIT);
     }
+    engine.runner.finish_conversations();
     if let Some(told) = engine.runner.model.catalog.mirrored() {
         eprintln!("notice: {}", one_line(told));
     }
@@ -400,6 +406,16 @@ fn serve(args: &Args, model: &Path, legacy: Option<LegacyOptions>) -> Result<i32
         engine.never_draft();
     }
     engine.set_stall(Duration::from_millis(args.stall_ms.into()));
+    if args.kvsave == 1 {
+        let (began, mut reported) = (Instant::now(), Instant::now());
+        engine.runner.keep_conversations(&state_dir(args, model)?, &mut |done, total| {
+            let is_long = began.elapsed() >= PROGRESS_AFTER;
+            if args.progress && is_long && reported.elapsed() >= PROGRESS_INTERVAL {
+                reported = Instant::now();
+                eprintln!("progress conversations {done} {total}");
+            }
+        })?;
+    }
     for notice in &engine.runner.notices {
         eprintln!("notice: {}", one_line(notice));
     }
@@ -409,7 +425,7 @@ fn serve(args: &Args, model: &Path, legacy: Option<LegacyOptions>) -> Result<i32
             eprintln!("notice: {fault}; only exact prompts are answered");
         }
         let code = legacy::serve(&mut engine, &chat, &options);
-        end(&engine);
+        end(&mut engine);
         return code;
     }
     let model_name = std::path::absolute(model)
@@ -422,7 +438,7 @@ fn serve(args: &Args, model: &Path, legacy: Option<LegacyOptions>) -> Result<i32
     let default_topk = if args.serve_topk == 1 && args.wire.has_details() { 5 } else { 0 };
     let options = SessionOptions { model_name, default_topk, default_seed: None, wire: args.wire };
     let code = mux::serve(&mut engine, &options);
-    end(&engine);
+    end(&mut engine);
     code
 }
 

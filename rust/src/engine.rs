@@ -5,29 +5,27 @@
 
 mod draft;
 mod sequence;
+mod step;
 #[cfg(test)]
 mod tests;
 mod wave;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::kv::LayerLayout;
-use crate::model::{Logits, Row};
+use crate::kv::{self, LayerLayout};
 use crate::runner::{Runner, RunnerOptions};
 use crate::sample::Sampling;
 use crate::tokenizer::Tokenizer;
-use draft::{Drafting, continuation};
+use draft::Drafting;
 pub use sequence::{Decode, Drafts, Turn};
-use sequence::{Sequence, Stage};
-use wave::{Waves, shares};
+use sequence::Sequence;
+use wave::Waves;
 
 /// How long prompts may hold up answers where nobody says otherwise, in milliseconds.
 pub const DEFAULT_STALL_MS: u32 = 250;
-/// A step of answers that takes no longer ends, whoever asks for what; its experts may hang on a drive.
-const PATIENCE: Duration = Duration::from_secs(1);
 /// Most tokens that may be asked for: what a step computes is in memory at once.
 pub const MAX_PREFILL_CHUNK: usize = 1 << 16;
 
@@ -91,13 +89,33 @@ pub enum Event {
         /// What it cost.
         turn: Box<Turn>,
     },
-    /// A fault ended the turn.
+    /// A fault ended the turn, or [`Error::Interrupted`]: it was cancelled.
     Failed {
         /// Request.
         id: u64,
         /// The fault.
         error: Error,
     },
+}
+
+impl Event {
+    /// Whether it is the last one of request `id`.
+    fn ends(&self, id: u64) -> bool {
+        match self {
+            Self::Prefill { .. } | Self::Token { .. } => false,
+            Self::Done { id: of, .. } | Self::Failed { id: of, .. } => *of == id,
+        }
+    }
+}
+
+/// A turn that has ended, whose conversation is being written.
+struct Closing {
+    id: u64,
+    slot: usize,
+    /// Of the saver.
+    ticket: u64,
+    /// What tells that it has ended.
+    event: Event,
 }
 
 /// The tokenizer of the model folder `dir`.
@@ -146,18 +164,13 @@ pub struct Engine {
     pub tokenizer: Arc<Tokenizer>,
     /// In order of admission.
     active: Vec<Sequence>,
+    /// In order of their ends.
+    closing: Vec<Closing>,
+    /// Slots whose conversation has come from another, and is not written yet.
+    moved: Vec<usize>,
     decode_steps: u64,
     waves: Waves,
     drafting: Drafting,
-}
-
-/// What one sequence has in a step.
-struct Part {
-    /// Place in [`Engine::active`].
-    index: usize,
-    rows: Vec<Row>,
-    /// Of how many of the rows, the last ones, the logits are wanted.
-    wanted: usize,
 }
 
 impl Engine {
@@ -184,6 +197,8 @@ impl Engine {
             runner,
             tokenizer: Arc::new(tokenizer),
             active: Vec::new(),
+            closing: Vec::new(),
+            moved: Vec::new(),
             decode_steps: 0,
             waves: Waves::new(Duration::from_millis(DEFAULT_STALL_MS.into())),
             drafting,
@@ -214,8 +229,8 @@ impl Engine {
         self.drafting.turn_off();
     }
 
-    /// Admits a request; the slot keeps what it shares with the prompt, as far as it can be gone back
-    /// to, and forgets the rest.
+    /// Admits a request; its slot keeps what it or another shares with the prompt, as far as it can
+    /// be gone back to, and forgets the rest.
     ///
     /// # Errors
     /// [`Error::BadRequest`], [`Error::SlotBusy`], [`Error::DuplicateId`],
@@ -231,10 +246,20 @@ impl Engine {
             let tokens = request.prompt.len();
             return Err(Error::ContextExceeded { tokens, counted: true, limit: ctx - 1 });
         }
-        let slot = &mut self.runner.slots[request.slot];
-        let reused = slot.truncate_to(slot.common_prefix(&request.prompt));
+        let reused = self.reuse(request.slot, &request.prompt);
         self.active.push(Sequence::new(request, reused, &self.runner));
         Ok(())
+    }
+
+    /// Leaves in `slot` what any slot knows of the beginning of `prompt`; how many tokens.
+    fn reuse(&mut self, slot: usize, prompt: &[u32]) -> usize {
+        let active = &self.active;
+        let is_idle = |slot| active.iter().all(|seq| seq.request.slot != slot);
+        let reuse = kv::reuse(&mut self.runner.slots, slot, prompt, is_idle);
+        if let Some(other) = reuse.exchanged.filter(|other| !self.moved.contains(other)) {
+            self.moved.push(other);
+        }
+        reuse.tokens
     }
 
     /// The checks that need no token count.
@@ -246,10 +271,12 @@ impl Engine {
             return Err(Error::BadRequest(format!("slot {} does not exist", request.slot)));
         }
         self.check_tokens(request)?;
-        if self.active.iter().any(|seq| seq.request.slot == request.slot) {
+        let slots = self.active.iter().map(|seq| seq.request.slot);
+        if slots.chain(self.closing.iter().map(|turn| turn.slot)).any(|slot| slot == request.slot) {
             return Err(Error::SlotBusy(request.slot));
         }
-        if self.active.iter().any(|seq| seq.request.id == request.id) {
+        let ids = self.active.iter().map(|seq| seq.request.id);
+        if ids.chain(self.closing.iter().map(|turn| turn.id)).any(|id| id == request.id) {
             return Err(Error::DuplicateId(request.id));
         }
         Ok(())
@@ -271,28 +298,47 @@ impl Engine {
         }
     }
 
-    /// Ends a turn as a success.
+    /// Ends a turn as a success. Its last event may come with a later step.
     ///
     /// # Errors
     /// [`Error::NotFound`]
     pub fn stop(&mut self, id: u64) -> Result<Vec<Event>> {
         let sequence = self.take(id)?;
-        let events = sequence.finish(&self.runner, false);
+        let slot = sequence.request.slot;
+        let mut events = sequence.finish(&self.runner, false);
         self.runner.save_history();
+        self.close(&[(id, slot)], &mut events);
         Ok(events)
     }
 
-    /// Ends a turn without a result.
+    /// Ends a turn without a result. The event that tells so may come with a later step.
     ///
     /// # Errors
     /// [`Error::NotFound`]
-    pub fn cancel(&mut self, id: u64) -> Result<()> {
-        self.take(id).map(|_| ())
+    pub fn cancel(&mut self, id: u64) -> Result<Vec<Event>> {
+        let slot = self.take(id)?.request.slot;
+        let mut events = vec![Event::Failed { id, error: Error::Interrupted }];
+        self.close(&[(id, slot)], &mut events);
+        Ok(events)
+    }
+
+    /// Forgets the conversation of an idle slot, in its file too.
+    pub fn forget(&mut self, slot: usize) {
+        self.runner.slots[slot].truncate_to(0);
+        if let Some(saver) = &mut self.runner.saver {
+            let ticket = saver.save(slot, &self.runner.slots[slot]);
+            saver.wait_for(ticket);
+        }
     }
 
     fn take(&mut self, id: u64) -> Result<Sequence> {
         let index = self.active.iter().position(|seq| seq.request.id == id);
         index.map(|index| self.active.remove(index)).ok_or(Error::NotFound(id))
+    }
+
+    /// Whether nothing is in flight and nothing is left to tell.
+    pub fn is_idle(&self) -> bool {
+        self.active.is_empty() && self.closing.is_empty()
     }
 
     /// Ids of the requests in flight, in order of admission.
@@ -305,168 +351,27 @@ impl Engine {
         self.decode_steps
     }
 
-    /// One step: the next tokens of every sequence past its prompt, and a wave of prompt tokens.
-    ///
-    /// `interrupted(id)` is asked about each request between the layers and while experts are waited
-    /// for, unless an answer is under way and has not waited for long; true abandons the step, which
-    /// a later one begins anew.
-    pub fn step(&mut self, interrupted: &mut dyn FnMut(u64) -> bool) -> Vec<Event> {
-        let mut events = Vec::new();
-        let answers = self.answers();
-        let prompts = self.prompts(answers.iter().map(|part| part.rows.len()).sum());
-        for part in &prompts {
-            let sequence = &self.active[part.index];
-            if part.rows[0].position == sequence.reused {
-                events.push(sequence.prefill_event(sequence.reused));
+    /// Has the conversations of turns that `ended` (id and slot) written, and takes what tells so out
+    /// of `events` until they are. While nothing else is under way, that is waited for.
+    fn close(&mut self, ended: &[(u64, usize)], events: &mut Vec<Event>) {
+        let Some(saver) = &mut self.runner.saver else { return };
+        for &(id, slot) in ended {
+            for moved in self.moved.drain(..).filter(|&moved| moved != slot) {
+                saver.save(moved, &self.runner.slots[moved]);
             }
+            let ticket = saver.save(slot, &self.runner.slots[slot]);
+            let last = events.iter().rposition(|event| event.ends(id));
+            let event = events.remove(last.expect("a turn that ended tells so"));
+            self.closing.push(Closing { id, slot, ticket, event });
         }
-        self.decode_steps += u64::from(!answers.is_empty());
-        let n_answers = answers.len();
-        let parts: Vec<Part> = answers.into_iter().chain(prompts).collect();
-        if parts.is_empty() {
-            return events;
-        }
-        let ids: Vec<u64> = parts.iter().map(|part| self.active[part.index].request.id).collect();
-        let start = Instant::now();
-        let mut is_over = || {
-            let is_asked = n_answers == 0 || start.elapsed() > PATIENCE;
-            is_asked && ids.iter().any(|&id| interrupted(id))
-        };
-        match self.forward(&parts, &mut is_over) {
-            Ok(logits) => {
-                self.note_time(&parts, n_answers, start.elapsed());
-                self.go_on(&parts, &logits, &mut events);
+        while let Some(first) = self.closing.first() {
+            if self.active.is_empty() {
+                saver.wait_for(first.ticket);
             }
-            Err(Error::Interrupted) => {}
-            // One sequence's fault must not end the others': each is tried alone.
-            Err(_) if parts.len() > 1 => {
-                for part in parts.chunks(1) {
-                    match self.forward(part, &mut is_over) {
-                        Err(Error::Interrupted) => break,
-                        Ok(logits) => self.go_on(part, &logits, &mut events),
-                        Err(error) => self.active[part[0].index].fail(error, &mut events),
-                    }
-                }
+            if !saver.is_written(first.ticket) {
+                return;
             }
-            Err(error) => self.active[parts[0].index].fail(error, &mut events),
-        }
-        self.active.retain(|seq| !matches!(seq.stage, Stage::Ended));
-        if events.iter().any(|event| matches!(event, Event::Done { .. })) {
-            self.runner.save_history();
-        }
-        events
-    }
-
-    /// The next row of every answer, and those of its draft.
-    fn answers(&mut self) -> Vec<Part> {
-        let decoding = |seq: &Sequence| matches!(seq.stage, Stage::Decode { .. });
-        let answers = self.active.iter().filter(|seq| decoding(seq)).count();
-        self.drafting.begin_step();
-        let active = self.active.iter().enumerate().filter(|(_, seq)| decoding(seq));
-        active
-            .map(|(index, seq)| {
-                let first = seq.next_row(&self.runner);
-                let most = self.drafting.most(seq.luck, answers).min(seq.left() - 1);
-                let mut rows = vec![first];
-                if most > 0 {
-                    let mut said = self.runner.slots[first.slot].tokens().to_vec();
-                    said.push(first.token);
-                    let draft = (first.position + 1..).zip(continuation(&said, most));
-                    rows.extend(draft.map(|(position, &token)| Row { position, token, ..first }));
-                }
-                Part { index, wanted: rows.len(), rows }
-            })
-            .collect()
-    }
-
-    /// Notes how long a step took whose first parts are answers.
-    fn note_time(&mut self, parts: &[Part], answers: usize, time: Duration) {
-        let (answering, prompts) = parts.split_at(answers);
-        let rows = |parts: &[Part]| parts.iter().map(|part| part.rows.len()).sum::<usize>();
-        if prompts.is_empty() {
-            self.drafting.end_step(answers, rows(answering) - answers, time);
-        } else {
-            self.waves.end_step(rows(prompts), time);
-        }
-    }
-
-    /// The wave of prompt tokens beside so many rows of answers.
-    fn prompts(&self, answers: usize) -> Vec<Part> {
-        let waiting: Vec<usize> = (0..self.active.len())
-            .filter(|&index| matches!(self.active[index].stage, Stage::Prefill))
-            .collect();
-        if waiting.is_empty() {
-            return Vec::new();
-        }
-        let done = |index: usize| self.runner.slots[self.active[index].request.slot].tokens().len();
-        let left: Vec<usize> = waiting
-            .iter()
-            .map(|&index| self.active[index].request.prompt.len() - done(index))
-            .collect();
-        let wanted = self.waves.most_tokens(answers, !self.runner.experts.holds_all());
-        let rows = self.runner.most_rows(answers + wanted);
-        let shares = shares(&left, rows.saturating_sub(answers).max(1));
-        let parts = waiting.iter().zip(shares).filter(|&(_, share)| share > 0);
-        parts
-            .map(|(&index, share)| {
-                let request = &self.active[index].request;
-                let (slot, done) = (request.slot, done(index));
-                let tokens = &request.prompt[done..done + share];
-                let row = |(position, &token)| Row { slot, position, token };
-                Part {
-                    index,
-                    rows: (done..).zip(tokens).map(row).collect(),
-                    wanted: usize::from(done + share == request.prompt.len()),
-                }
-            })
-            .collect()
-    }
-
-    /// Computes the parts together; the logits `[rows that they are wanted of][vocab]`.
-    fn forward(
-        &mut self,
-        parts: &[Part],
-        interrupted: &mut dyn FnMut() -> bool,
-    ) -> Result<Vec<f32>> {
-        let mut rows = Vec::new();
-        let mut wanted = Vec::new();
-        for part in parts {
-            rows.extend_from_slice(&part.rows);
-            wanted.extend(rows.len() - part.wanted..rows.len());
-        }
-        self.runner.forward(&rows, Logits::Of(&wanted), None, interrupted)
-    }
-
-    /// Lets the sequences go on with what was computed for them.
-    fn go_on(&mut self, parts: &[Part], logits: &[f32], events: &mut Vec<Event>) {
-        let mut logits = logits.chunks_exact(self.runner.model.decoder.vocab());
-        for part in parts {
-            let sequence = &mut self.active[part.index];
-            let mut logits = logits.by_ref().take(part.wanted);
-            if matches!(sequence.stage, Stage::Prefill) {
-                let done = part.rows[part.rows.len() - 1].position + 1;
-                events.push(sequence.prefill_event(done));
-                if let Some(logits) = logits.next() {
-                    sequence.take_logits(logits, done, &self.tokenizer, &self.runner, events);
-                }
-                continue;
-            }
-            // A row serves as long as its token is the one that was drawn.
-            let mut kept = 0;
-            for (row, logits) in part.rows.iter().zip(&mut logits) {
-                if !matches!(sequence.stage, Stage::Decode { token } if token == row.token) {
-                    break;
-                }
-                kept += 1;
-                let done = row.position + 1;
-                sequence.take_logits(logits, done, &self.tokenizer, &self.runner, events);
-            }
-            logits.for_each(drop);
-            if part.rows.len() > 1 {
-                sequence.note_draft(kept - 1, part.rows.len() - 1);
-                let slot = &mut self.runner.slots[sequence.request.slot];
-                slot.truncate_to(part.rows[0].position + kept);
-            }
+            events.push(self.closing.remove(0).event);
         }
     }
 }

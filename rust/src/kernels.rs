@@ -19,6 +19,10 @@ use generic::{Lanes, Rows};
 use int::IntRows;
 pub use recurrent::HeadInputs;
 
+/// Version of the numeric contract: what was computed under another may have other bits. Raised when
+/// the order of operations changes.
+pub const CONTRACT: u32 = 1;
+
 /// What an operation on one element costs, in multiply-adds of a product.
 const ELEMENT_WORK: usize = 8;
 

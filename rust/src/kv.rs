@@ -1,12 +1,17 @@
 //! What a conversation keeps in each layer, and the tokens it stands for: keys and values of all
 //! positions, or a recurrent state.
 //!
-//! Owns: storage by blocks of 256 positions, checkpoints of states, reuse of a common prefix. Does
-//! not own: which request uses a slot (`engine`), the arithmetic over the blocks (`kernels`).
+//! Owns: storage by blocks of 256 positions, checkpoints of states, reuse of a common prefix, of
+//! another conversation's too: blocks and states are shared, and copied when one of those who share
+//! them writes. Does not own: which request uses a slot (`engine`), the arithmetic over the blocks
+//! (`kernels`).
 
+pub mod file;
+pub mod saver;
 mod state;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::kernels::KV_BLOCK;
 use crate::matrix::TILE;
@@ -51,9 +56,23 @@ impl KvLayout {
     pub fn bytes_per_position(self) -> usize {
         (self.heads * (self.k_dim + self.v_dim) + self.index_dim) * 4
     }
+
+    /// Whether a position's value is the beginning of its key. Of latents alone, which are kept
+    /// once and looked at in two ways, keys are longer than values.
+    fn is_latent(self) -> bool {
+        self.heads == 1 && self.k_dim > self.v_dim
+    }
+
+    /// Elements that a file keeps of a position.
+    fn stored_floats(self) -> usize {
+        let values = if self.is_latent() { 0 } else { self.heads * self.v_dim };
+        self.heads * self.k_dim + values + self.index_dim
+    }
 }
 
-/// Keys and values of 256 positions of one layer.
+/// Keys and values of 256 positions of one layer. What lies behind the positions of a conversation
+/// that holds it may be another's, and means nothing.
+#[derive(Clone)]
 struct Block {
     /// `[heads][16 tiles][k_dim][16 positions]`
     keys: Vec<f32>,
@@ -66,12 +85,17 @@ struct Block {
 /// One layer's keys and values.
 pub struct LayerKv {
     layout: KvLayout,
-    blocks: Vec<Block>,
+    blocks: Vec<Arc<Block>>,
 }
 
 impl LayerKv {
     fn new(layout: KvLayout) -> Self {
         Self { layout, blocks: Vec::new() }
+    }
+
+    /// Another conversation with the first `len` positions.
+    fn fork(&self, len: usize) -> Self {
+        Self { layout: self.layout, blocks: self.blocks[..len.div_ceil(KV_BLOCK)].to_vec() }
     }
 
     /// Stores `key` `[heads][k_dim]` and `value` `[heads][v_dim]` of `position`.
@@ -91,17 +115,50 @@ impl LayerKv {
         put_in_tile(&mut self.block(position).index_keys, position % KV_BLOCK, key);
     }
 
-    /// The block that holds `position`, made if need be.
+    /// The block that holds `position`, made if need be, and nobody else's any more.
     fn block(&mut self, position: usize) -> &mut Block {
         let KvLayout { heads, k_dim, v_dim, index_dim } = self.layout;
         while self.blocks.len() <= position / KV_BLOCK {
-            self.blocks.push(Block {
+            self.blocks.push(Arc::new(Block {
                 keys: vec![0.0; heads * KV_BLOCK * k_dim],
                 values: vec![0.0; heads * KV_BLOCK * v_dim],
                 index_keys: vec![0.0; KV_BLOCK * index_dim],
-            });
+            }));
         }
-        &mut self.blocks[position / KV_BLOCK]
+        Arc::make_mut(&mut self.blocks[position / KV_BLOCK])
+    }
+
+    /// What a file keeps of `positions`, one after the other: keys, values unless keys begin with
+    /// them, index keys; [`KvLayout::stored_floats`] each.
+    fn stored(&self, positions: Range<usize>) -> Vec<f32> {
+        let KvLayout { heads, k_dim, v_dim, index_dim } = self.layout;
+        let mut rows = Vec::with_capacity(positions.len() * self.layout.stored_floats());
+        for position in positions {
+            let (block, at) = (&self.blocks[position / KV_BLOCK], position % KV_BLOCK);
+            for head in 0..heads {
+                take_from_tile(&block.keys[head * KV_BLOCK * k_dim..], at, k_dim, &mut rows);
+            }
+            for head in 0..if self.layout.is_latent() { 0 } else { heads } {
+                rows.extend_from_slice(&block.values[(head * KV_BLOCK + at) * v_dim..][..v_dim]);
+            }
+            take_from_tile(&block.index_keys, at, index_dim, &mut rows);
+        }
+        rows
+    }
+
+    /// Writes `n` positions from `start` on as [`Self::stored`] gave them.
+    fn restore(&mut self, start: usize, n: usize, rows: &[f32]) {
+        let layout = self.layout;
+        let keys = layout.heads * layout.k_dim;
+        for (i, row) in rows.chunks_exact(layout.stored_floats().max(1)).take(n).enumerate() {
+            let (kept, index_key) = row.split_at(row.len() - layout.index_dim);
+            let (key, value) = kept.split_at(keys);
+            let value = if layout.is_latent() { &key[..layout.v_dim] } else { value };
+            self.write(start + i, key, value);
+            if layout.index_dim > 0 {
+                self.write_index(start + i, index_key);
+            }
+        }
     }
 
     /// The index keys of 256 positions, `[16 tiles][index_dim][16 positions]`.
@@ -164,6 +221,12 @@ fn put_in_tile(tiles: &mut [f32], at: usize, key: &[f32]) {
     }
 }
 
+/// Appends the key of `len` elements that is position `at` of `tiles`.
+fn take_from_tile(tiles: &[f32], at: usize, len: usize, out: &mut Vec<f32>) {
+    let tile = &tiles[at / TILE * len * TILE..][..len * TILE];
+    out.extend(tile.chunks_exact(TILE).map(|lanes| lanes[at % TILE]));
+}
+
 /// What one layer keeps, by its layout.
 enum LayerMemory {
     Positions(LayerKv),
@@ -224,6 +287,41 @@ impl KvSlot {
         }
     }
 
+    /// The numbers of tokens after which the states of all layers are known, ascending.
+    fn known_states(&self) -> Vec<usize> {
+        let Some(first) = self.states().next() else { return Vec::new() };
+        let is_known =
+            |n: &usize| self.states().all(|state| state.known().any(|known| known == *n));
+        first.known().filter(is_known).collect()
+    }
+
+    /// Takes in the states of all layers after `tokens` tokens, which the slot has.
+    fn restore(&mut self, tokens: usize, states: Vec<Vec<f32>>) {
+        let layers = self.layers.iter_mut().filter_map(|layer| match layer {
+            LayerMemory::State(state) => Some(state),
+            LayerMemory::Positions(_) => None,
+        });
+        let len = self.tokens.len();
+        layers.zip(states).for_each(|(layer, state)| layer.restore(tokens, state, len));
+    }
+
+    /// The conversation as it stands, which shares all it holds.
+    fn snapshot(&self) -> Self {
+        self.fork(self.tokens.len())
+    }
+
+    /// Bytes that nobody holds but as many as `holders`.
+    fn held_bytes(&self, holders: usize) -> u64 {
+        let bytes = |layer: &LayerMemory| match layer {
+            LayerMemory::Positions(kv) => {
+                let held = kv.blocks.iter().filter(|block| Arc::strong_count(block) <= holders);
+                held.count() as u64 * (kv.layout.bytes_per_position() * KV_BLOCK) as u64
+            }
+            LayerMemory::State(state) => state.held_bytes(holders),
+        };
+        self.layers.iter().map(bytes).sum()
+    }
+
     fn states(&self) -> impl Iterator<Item = &LayerState> {
         self.layers.iter().filter_map(|layer| match layer {
             LayerMemory::State(state) => Some(state),
@@ -252,6 +350,13 @@ impl KvSlot {
     /// a checkpoint of every layer that has a state. Returns how many tokens are left.
     pub fn truncate_to(&mut self, len: usize) -> usize {
         let len = self.checkpoint(len.min(self.tokens.len()));
+        self.cut(len);
+        len
+    }
+
+    /// Forgets everything behind the first `len` tokens, whether the states after them are known or
+    /// not.
+    fn cut(&mut self, len: usize) {
         self.tokens.truncate(len);
         for layer in &mut self.layers {
             match layer {
@@ -259,81 +364,68 @@ impl KvSlot {
                 LayerMemory::State(state) => state.truncate_to(len),
             }
         }
-        len
+    }
+
+    /// How many tokens of `prompt` need not be computed if it goes on from here.
+    fn reusable(&self, prompt: &[u32]) -> usize {
+        self.checkpoint(self.common_prefix(prompt))
+    }
+
+    /// Another conversation with the first `len` tokens, after which all states are known.
+    fn fork(&self, len: usize) -> Self {
+        let fork = |layer: &LayerMemory| match layer {
+            LayerMemory::Positions(kv) => LayerMemory::Positions(kv.fork(len)),
+            LayerMemory::State(state) => LayerMemory::State(state.fork(len)),
+        };
+        Self { tokens: self.tokens[..len].to_vec(), layers: self.layers.iter().map(fork).collect() }
     }
 
     /// The largest number of tokens up to `len` after which the states of all layers are known.
     fn checkpoint(&self, len: usize) -> usize {
-        let Some(first) = self.states().next() else { return len };
-        let known = first.known().filter(|&n| n <= len);
-        known
-            .filter(|&n| self.states().all(|state| state.known().any(|m| m == n)))
-            .max()
-            .unwrap_or(0)
+        if self.states().next().is_none() {
+            return len;
+        }
+        self.known_states().into_iter().filter(|&n| n <= len).max().unwrap_or(0)
+    }
+}
+
+/// What a prompt finds in its slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reuse {
+    /// So many of its tokens.
+    pub tokens: usize,
+    /// The slot with which its own was exchanged.
+    pub exchanged: Option<usize>,
+}
+
+/// Leaves in `slot` as much of the beginning of `prompt` as it or any other slot knows, and nothing
+/// else. The last token of `prompt` is never among that.
+///
+/// What another slot knows is shared with it. If that one is idle and would lose less than `slot`
+/// by giving up what is not of the prompt, the two are exchanged first: a conversation that comes
+/// back in another slot than it had must not push out the one that is there.
+pub fn reuse(
+    slots: &mut [KvSlot],
+    slot: usize,
+    prompt: &[u32],
+    is_idle: impl Fn(usize) -> bool,
+) -> Reuse {
+    let own = slots[slot].reusable(prompt);
+    let others = (0..slots.len()).filter(|&other| other != slot);
+    let best = others.map(|other| (slots[other].reusable(prompt), other)).max();
+    let Some((tokens, other)) = best.filter(|&(tokens, _)| tokens > own) else {
+        return Reuse { tokens: slots[slot].truncate_to(own), exchanged: None };
+    };
+    let lost = |slot: usize, kept: usize| slots[slot].tokens.len() - kept;
+    if is_idle(other) && lost(other, tokens) < lost(slot, own) {
+        slots.swap(slot, other);
+        slots[slot].truncate_to(tokens);
+        Reuse { tokens, exchanged: Some(other) }
+    } else {
+        slots[slot] = slots[other].fork(tokens);
+        Reuse { tokens, exchanged: None }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_written_is_found_in_its_block() {
-        let layout = KvLayout { heads: 2, k_dim: 3, v_dim: 2, index_dim: 2 };
-        let mut kv = LayerKv::new(layout);
-        for position in 0..300 {
-            let p = position as f32;
-            kv.write(position, &[p, 1.0, 2.0, -p, 4.0, 5.0], &[p, 7.0, -p, 9.0]);
-            kv.write_index(position, &[p, 0.5]);
-        }
-        let blocks: Vec<_> = kv.blocks(1, 0..300).collect();
-        assert_eq!(blocks.len(), 2);
-        let (keys, values, n) = &blocks[1];
-        assert_eq!(*n, 0..44);
-        let parts = |positions| kv.blocks(0, positions).map(|block| block.2).collect::<Vec<_>>();
-        assert_eq!(parts(200..300), [200..256, 0..44]);
-        assert_eq!(parts(255..257), [255..256, 0..1]);
-        // Position 290 is the 34th of the second block: tile 2, lane 2.
-        assert_eq!(keys[(2 * 3) * TILE + 2], -290.0);
-        assert_eq!(keys[(2 * 3 + 1) * TILE + 2], 4.0);
-        assert_eq!(values[34 * 2], -290.0);
-        let index_keys = kv.index_keys(1);
-        assert_eq!(
-            (index_keys[2 * 2 * TILE + 2], index_keys[(2 * 2 + 1) * TILE + 2]),
-            (290.0, 0.5)
-        );
-        assert_eq!(layout.bytes_per_position(), (2 * (3 + 2) + 2) * 4);
-    }
-
-    #[test]
-    fn gathered_positions_lie_side_by_side() {
-        let mut kv = LayerKv::new(KvLayout { heads: 1, k_dim: 3, v_dim: 2, index_dim: 0 });
-        for position in 0..600 {
-            let p = position as f32;
-            kv.write(position, &[p, -p, 0.5], &[p, -p]);
-        }
-        let positions: Vec<usize> = (0..600).step_by(35).collect();
-        let (keys, values) = kv.gather_latents(&positions);
-        assert_eq!(positions.len(), 18);
-        assert_eq!(keys.len(), 2 * 3 * TILE);
-        for (i, &position) in positions.iter().enumerate() {
-            let (p, tile) = (position as f32, i / TILE * 3);
-            let key = [0, 1, 2].map(|d| keys[(tile + d) * TILE + i % TILE]);
-            assert_eq!(key, [p, -p, 0.5]);
-            assert_eq!(values[2 * i..2 * i + 2], [p, -p]);
-        }
-    }
-
-    #[test]
-    fn the_last_token_of_a_known_prompt_is_forwarded_again() {
-        let mut slot = KvSlot::new(&[]);
-        slot.commit(&[1, 2, 3]);
-        assert_eq!(slot.common_prefix(&[1, 2, 3]), 2);
-        assert_eq!(slot.common_prefix(&[1, 2, 3, 4]), 3);
-        assert_eq!(slot.common_prefix(&[1, 9]), 1);
-        assert_eq!(slot.common_prefix(&[9]), 0);
-        assert_eq!(slot.truncate_to(1), 1);
-        assert_eq!(slot.tokens(), [1]);
-        assert_eq!(slot.truncate_to(5), 1);
-    }
-}
+mod tests;

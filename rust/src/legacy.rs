@@ -161,7 +161,7 @@ impl<'a> Session<'a> {
             Incoming::More => self.more(),
             Incoming::Nothing => self.end(b"", |out| frame::write_stat(out, &idle_stat())),
             Incoming::Reset => {
-                self.engine.runner.slots[self.active].truncate_to(0);
+                self.engine.forget(self.active);
                 if self.active == 0 {
                     self.conversation.clear();
                 }

@@ -146,8 +146,7 @@ impl<'a> Session<'a> {
 
     fn run(&mut self) {
         while !self.emitter.is_closed() {
-            let idle = self.engine.active_ids().is_empty();
-            if idle && self.input.is_empty() {
+            if self.engine.is_idle() && self.input.is_empty() {
                 if self.waiting.is_empty() && (self.draining || self.input.ended()) {
                     return;
                 }
@@ -187,7 +186,7 @@ impl<'a> Session<'a> {
             },
             Incoming::Cancel(id) if self.waiting.cancel(id) => self.emitter.cancelled(id),
             Incoming::Cancel(id) => match self.engine.cancel(id) {
-                Ok(()) => self.emitter.cancelled(id),
+                Ok(events) => self.emit(events),
                 Err(error) => self.emitter.error(id, &error),
             },
             Incoming::Refused { id, detail } => {

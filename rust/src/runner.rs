@@ -4,6 +4,7 @@
 //! scheduling (`engine`).
 
 pub mod budget;
+mod conversations;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -16,6 +17,7 @@ use crate::experts::history::{HISTORY, History, Saved, Writer};
 use crate::experts::{ExpertSource, ExpertStore};
 use crate::gpu::DeviceKind;
 use crate::kernels::Kernels;
+use crate::kv::saver::Saver;
 use crate::kv::{KvSlot, LayerLayout};
 use crate::model::{Logits, Model, Row, Step, Survey, Trace};
 use crate::store::{ModelPart, Reads};
@@ -100,6 +102,8 @@ pub struct Runner {
     pub ctx: usize,
     /// What the engine decided by itself, one line each.
     pub notices: Vec<String>,
+    /// Writes conversations to their files, if they are to be kept.
+    pub saver: Option<Saver>,
     history: Option<Writer>,
     keeper: Keeper,
     kernels: Kernels,
@@ -211,6 +215,7 @@ impl Runner {
             forwards: 0,
             ctx,
             notices,
+            saver: None,
             history,
             keeper,
             kernels,
@@ -234,7 +239,8 @@ impl Runner {
             Logits::All => rows.len(),
             Logits::Of(rows) => rows.len(),
         };
-        let step = self.step_bytes(rows.len(), logits);
+        let held = self.saver.as_ref().map_or(0, Saver::held_bytes);
+        let step = self.step_bytes(rows.len(), logits).saturating_add(held);
         let mut lengths: Vec<usize> = self.slots.iter().map(|slot| slot.tokens().len()).collect();
         for row in rows {
             lengths[row.slot] = lengths[row.slot].max(row.position + 1);

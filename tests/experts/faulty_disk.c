@@ -40,7 +40,9 @@ struct disk {
     _Atomic int64_t write_errno, sync_errno, rename_errno;
     /* As long as this says so, syncs do not come back. */
     _Atomic int64_t sync_stuck;
-    /* At the so-manieth opening, write, sync or renaming the process is killed. */
+    /* Milliseconds that each sync takes longer. */
+    _Atomic int64_t sync_ms;
+    /* At the so-manieth opening, write, change of length, sync or renaming the process is killed. */
     _Atomic int64_t kill_at;
     /* What there was. */
     _Atomic int64_t reads, faults, changes;
@@ -55,6 +57,7 @@ static ssize_t (*real_pread)(int, void *, size_t, off64_t);
 static ssize_t (*real_write)(int, const void *, size_t);
 static int (*real_open)(const char *, int, ...);
 static int (*real_fsync)(int);
+static int (*real_ftruncate)(int, off64_t);
 static int (*real_rename)(const char *, const char *);
 
 __attribute__((constructor)) static void begin(void) {
@@ -62,6 +65,7 @@ __attribute__((constructor)) static void begin(void) {
     real_write = dlsym(RTLD_NEXT, "write");
     real_open = dlsym(RTLD_NEXT, "open64");
     real_fsync = dlsym(RTLD_NEXT, "fsync");
+    real_ftruncate = dlsym(RTLD_NEXT, "ftruncate64");
     real_rename = dlsym(RTLD_NEXT, "rename");
     reads = getenv("FAULTY_READS");
     writes = getenv("FAULTY_WRITES");
@@ -190,7 +194,14 @@ int fsync(int fd) {
     change();
     while (disk->sync_stuck)
         wait_ms(5);
+    wait_ms(disk->sync_ms);
     return disk->sync_errno != 0 ? fault(disk->sync_errno) : real_fsync(fd);
+}
+
+int ftruncate64(int fd, off64_t length) {
+    if (is_meant(fd, writes))
+        change();
+    return real_ftruncate(fd, length);
 }
 
 int rename(const char *from, const char *to) {

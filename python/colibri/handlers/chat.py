@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from tornado.iostream import StreamClosedError
 
-from colibri.admission import chat_affinity
+from colibri.admission import Affinity, chat_affinity
 from colibri.errors import ColibriError, RequestError
 from colibri.generation import Delta, Generation, Prompt, Result, Text
 from colibri.handlers.base import Auth, BaseHandler, describe_error
@@ -39,7 +39,7 @@ class GenerationHandler(BaseHandler):
             )
 
     def build_prompt(
-        self, text: str, sampling: Sampling, affinity: bytes, *, thinks: bool = False
+        self, text: str, sampling: Sampling, affinity: Affinity, *, thinks: bool = False
     ) -> Prompt:
         """Joins a rendered prompt with what the request and the model say about sampling."""
         model, engine = self.service.model, self.service.engine

@@ -104,7 +104,7 @@ fn drafts_of_two_answers_share_a_step() {
     plain.never_draft();
     let mut drafting = engine("glm4_moe_lite");
     drafting.drafting.always(4);
-    let mut both = |engine: &mut Engine| {
+    let both = |engine: &mut Engine| {
         for job in [11, 12] {
             let tokens = 60 + job as usize;
             engine.submit(Request { max_tokens: tokens, ..request(job) }).expect("admitted");

@@ -5,6 +5,8 @@
 //! ever more sparsely before it, so that what has to be computed again is in proportion to what was
 //! cut off; see `docs/design/0013-recurrent-state.md`.
 
+use std::sync::Arc;
+
 use crate::matrix::TILE;
 
 /// Tokens between the closest checkpoints.
@@ -49,11 +51,20 @@ pub struct Snapshot {
     pub state: Vec<f32>,
 }
 
+/// A state that conversations share, since it is never written to again.
+#[derive(Clone)]
+struct Known {
+    /// After how many tokens.
+    tokens: usize,
+    /// [`StateLayout::elements`] of them.
+    state: Arc<Vec<f32>>,
+}
+
 /// One layer's state and its checkpoints.
 pub struct LayerState {
     layout: StateLayout,
     /// Ascending; the last one is where the conversation stands. None before the first token.
-    known: Vec<Snapshot>,
+    known: Vec<Known>,
     /// Those that the step under way makes, ascending; the last one is where it ends.
     pending: Vec<Snapshot>,
     /// Memory of states that are not needed any more.
@@ -68,6 +79,40 @@ impl LayerState {
     /// The numbers of tokens after which the state is known, but for 0.
     pub(super) fn known(&self) -> impl Iterator<Item = usize> {
         self.known.iter().map(|snapshot| snapshot.tokens)
+    }
+
+    /// Another conversation with the states up to that after `tokens` tokens.
+    pub(super) fn fork(&self, tokens: usize) -> Self {
+        let known = self.known.iter().filter(|known| known.tokens <= tokens).cloned().collect();
+        Self { known, ..Self::new(self.layout) }
+    }
+
+    /// The state after `tokens` tokens, which is known.
+    pub(super) fn after(&self, tokens: usize) -> &[f32] {
+        let known = self.known.iter().find(|known| known.tokens == tokens);
+        &known.expect("asked for what is known").state
+    }
+
+    /// Takes in the `state` after `tokens` tokens of a conversation of `len`, unless that is known;
+    /// keeps no more than it would have kept.
+    pub(super) fn restore(&mut self, tokens: usize, state: Vec<f32>, len: usize) {
+        let at = self.known.partition_point(|known| known.tokens < tokens);
+        if self.known.get(at).is_none_or(|known| known.tokens != tokens) {
+            self.known.insert(at, Known { tokens, state: Arc::new(state) });
+        }
+        let last = self.known.last().map_or(0, |last| last.tokens);
+        self.known.retain(|known| known.tokens == last || is_kept(known.tokens, len));
+    }
+
+    /// [`StateLayout::elements`]
+    pub(super) fn elements(&self) -> usize {
+        self.layout.elements()
+    }
+
+    /// Bytes of states that nobody holds but as many as `holders`.
+    pub(super) fn held_bytes(&self, holders: usize) -> u64 {
+        let held = self.known.iter().filter(|known| Arc::strong_count(&known.state) <= holders);
+        (held.count() * self.layout.elements() * size_of::<f32>()) as u64
     }
 
     /// Begins a step over the tokens from `start` up to `end`: the state to start from (none for
@@ -96,7 +141,10 @@ impl LayerState {
     pub(super) fn commit(&mut self, tokens: usize) {
         if self.pending.last().is_some_and(|last| last.tokens == tokens) {
             self.forget(|before| !is_kept(before, tokens));
-            self.known.append(&mut self.pending);
+            let made = self.pending.drain(..);
+            self.known.extend(
+                made.map(|Snapshot { tokens, state }| Known { tokens, state: Arc::new(state) }),
+            );
             self.spare.truncate(1);
         }
     }
@@ -109,9 +157,9 @@ impl LayerState {
     }
 
     fn forget(&mut self, is_forgotten: impl Fn(usize) -> bool) {
-        for snapshot in self.known.extract_if(.., |snapshot| is_forgotten(snapshot.tokens)) {
-            self.spare.push(snapshot.state);
-        }
+        let forgotten = self.known.extract_if(.., |known| is_forgotten(known.tokens));
+        // What another conversation still needs is no memory of ours.
+        self.spare.extend(forgotten.filter_map(|known| Arc::into_inner(known.state)));
     }
 }
 

@@ -167,6 +167,7 @@ impl Emitter {
                 }
             }
             Event::Done { id, turn } => self.done(id, &turn, engine),
+            Event::Failed { id, error: Error::Interrupted } => self.cancelled(id),
             Event::Failed { id, error } => {
                 eprintln!("error: request {id}: {error}");
                 self.error(id, &error);

@@ -250,7 +250,7 @@ fn whole_pass(
 
 /// Ends the generation in flight, if there is one; whoever iterates over it is told.
 fn end_generation(engine: &mut Engine) -> Result<(), Error> {
-    engine.active_ids().into_iter().try_for_each(|id| engine.cancel(id))
+    engine.active_ids().into_iter().try_for_each(|id| engine.cancel(id).map(|_| ()))
 }
 
 /// One generated token.

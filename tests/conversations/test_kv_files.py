@@ -1,0 +1,382 @@
+"""Conversations outlive their engine, however it ends, and a file never decides what is said."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import random
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from colibri.models import demo_folder
+from faulty_disk import FaultyDisk
+from wire import Answer, EngineEnded, Request, Wire
+
+MODEL = demo_folder()
+ORACLE = Path(__file__).parent.parent / "data" / "oracle"
+# Keys and values, with windows, latents, latents with index keys, states beside either.
+FAMILIES = ["llama", "gpt_oss", "glm4_moe_lite", "glm_moe_dsa", "qwen3_next", "kimi_linear"]
+RECURRENT = ["qwen3_next", "kimi_linear"]
+# How often an engine is killed at a moment that chance chooses.
+KILLS = int(os.environ.get("COLIBRI_TEST_KILLS", "30"))
+
+BEGINNING = "Once upon a time there was a little girl who lived in a house near the big forest"
+STORY = [
+    BEGINNING,
+    BEGINNING + " and she had a dog",
+    BEGINNING + " and she had a dog and a cat and they played in the sun all day",
+]
+OTHER = "The bird was very sad because it could not find the other birds"
+
+
+class Said(NamedTuple):
+    """What a turn said, and how many of its prompt's tokens were there already."""
+
+    answer: Answer
+    tokens: int
+    reused: int
+
+
+def say(wire: Wire, prompt: str, slot: int = 0, max_tokens: int = 6) -> Said:
+    wire.send(Request(prompt, max_tokens, 3).frame(1, slot))
+    answer: Answer = []
+    tokens = reused = -1
+    text = b""
+    while True:
+        for kind, fields in wire.read():
+            if kind == "ACCEPT":
+                tokens = fields["prompt_tokens"]
+            elif kind == "PREFILL" and reused < 0:
+                reused = fields["done"]
+            elif kind == "DATA":
+                text = fields["data"]
+            elif kind == "TOPK":
+                answer.append((text, fields["tokens"]))
+            elif kind == "ERROR":
+                raise AssertionError(fields)
+            elif kind == "DONE":
+                return Said(answer, tokens, reused)
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a test's engines, which keep their conversations there."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    monkeypatch.setenv("COLIBRI_STATE_DIR", str(folder))
+    monkeypatch.setenv("KVSAVE", "1")
+    return folder
+
+
+def kv_file(state: Path, slot: int = 0) -> Path:
+    (found,) = state.glob(f"*/.coli_kv{f'.{slot}' if slot else ''}")
+    return found
+
+
+def told(log: Path, what: str) -> list[str]:
+    return [line for line in log.read_text(encoding="utf-8").splitlines() if what in line]
+
+
+@pytest.fixture(scope="module")
+def sound() -> dict[str, Answer]:
+    """What each prompt is answered where nothing is remembered."""
+    answers = {}
+    for prompt in [*STORY, OTHER]:
+        with Wire(MODEL, KVSAVE=0) as wire:
+            answers[prompt] = say(wire, prompt).answer
+    return answers
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_conversation_goes_on_after_a_restart(family: str, state: Path, tmp_path: Path) -> None:
+    model, log = ORACLE / family, tmp_path / "log"
+    # Longer than the distance between two checkpoints of a state.
+    prompts = [f"{BEGINNING} {BEGINNING} {BEGINNING} {prompt}" for prompt in STORY]
+    with Wire(model, slots=2, KVSAVE=0) as wire:
+        expected = [say(wire, prompt, 1) for prompt in prompts]
+    with Wire(model, KVSAVE=0) as wire:
+        assert say(wire, prompts[2]).answer == expected[2].answer
+    for said, prompt in zip(expected, prompts, strict=True):
+        with Wire(model, slots=2, log=log) as wire:
+            assert say(wire, prompt, 1) == said
+    # Only what is new was computed, or what is behind a checkpoint.
+    assert expected[0].reused == 0
+    for before, after in itertools.pairwise(expected):
+        known = before.tokens // 64 * 64 if family in RECURRENT else before.tokens
+        assert after.reused >= known > 100
+    assert kv_file(state, 1).stat().st_mode & 0o777 == 0o600
+    assert not list(state.glob("*/.coli_kv"))
+    assert told(log, "notice: ") == [] or family != "llama"
+
+
+def test_a_conversation_may_come_back_in_any_slot(state: Path) -> None:
+    with Wire(MODEL, slots=2) as wire:
+        say(wire, STORY[0], 0)
+        say(wire, OTHER, 1)
+    with Wire(MODEL, slots=2) as wire:
+        # Each takes the other's place, and pushes nobody out.
+        assert say(wire, OTHER + " again", 0).reused > 8
+    with Wire(MODEL, slots=2) as wire:
+        assert say(wire, STORY[1], 1).reused > 8
+        assert say(wire, OTHER + " again", 0).reused > 8
+
+
+def test_nothing_is_kept_where_that_is_not_wanted(state: Path) -> None:
+    for _ in range(2):
+        with Wire(MODEL, KVSAVE=0) as wire:
+            assert say(wire, STORY[0]).reused == 0
+    assert not list(state.glob("*/.coli_kv*"))
+
+
+# --- the end of an engine ---
+
+
+def test_what_is_done_is_kept_whatever_comes_then(state: Path) -> None:
+    with contextlib.suppress(EngineEnded), Wire(MODEL) as wire:
+        first = say(wire, STORY[0])
+        wire.process.kill()
+    with Wire(MODEL) as wire:
+        assert say(wire, STORY[1]).reused >= first.tokens
+
+
+def test_what_is_cancelled_is_kept_too(state: Path) -> None:
+    with contextlib.suppress(EngineEnded), Wire(MODEL) as wire:
+        wire.send(Request(STORY[0], 400, 1).frame(1, 0))
+        records: list[tuple[str, dict[str, Any]]] = []
+        while not any(kind == "DATA" for kind, _ in records):
+            records += wire.read()
+        wire.send(b"CANCEL 1\n")
+        while not any(kind == "ERROR" for kind, _ in records):
+            records += wire.read()
+        assert records[-1][1]["code"] == "CANCELLED"
+        (tokens,) = [fields["prompt_tokens"] for kind, fields in records if kind == "ACCEPT"]
+        wire.process.kill()
+    with Wire(MODEL) as wire:
+        assert say(wire, STORY[1]).reused >= tokens
+
+
+def test_an_answer_that_sigterm_ends_is_kept(state: Path) -> None:
+    with Wire(MODEL, ctx=1024) as wire:
+        wire.send(Request(STORY[0], 900, 1).frame(1, 0))
+        kinds: list[str] = []
+        while kinds.count("DATA") < 5:
+            kinds += [kind for kind, _ in wire.read()]
+        wire.process.send_signal(signal.SIGTERM)
+        while "DONE" not in kinds:
+            kinds += [kind for kind, _ in wire.read()]
+    with Wire(MODEL) as wire:
+        said = say(wire, STORY[1])
+        assert said.reused >= said.tokens - 6
+
+
+class Life:
+    """An engine that is killed at some moment; what it says is checked until then."""
+
+    PROMPTS = (*STORY, OTHER, STORY[1])
+
+    def __init__(self, log: Path, settings: dict[str, Any]) -> None:
+        self.wire = Wire(MODEL, log=log, **settings)
+        # The turn before, if the one under way goes on from it.
+        self.last: Said | None = None
+
+    def live(self, sound: dict[str, Answer]) -> None:
+        """Serves until it is killed, or has done all."""
+        try:
+            with self.wire as wire:
+                before = ""
+                for prompt in self.PROMPTS:
+                    if not prompt.startswith(before):
+                        self.last = None
+                    said = say(wire, prompt)
+                    assert said.answer == sound[prompt]
+                    self.last, before = (said if prompt in STORY else None), prompt
+        except (EngineEnded, BrokenPipeError):
+            assert self.wire.process.wait(60) == -signal.SIGKILL
+        finally:
+            with contextlib.suppress(BrokenPipeError):
+                self.wire.process.communicate()
+
+
+@pytest.mark.parametrize("how", ["anywhere", "at a call"])
+def test_whenever_an_engine_is_killed_its_conversation_is_whole(
+    how: str, state: Path, tmp_path: Path, sound: dict[str, Answer]
+) -> None:
+    log = tmp_path / "log"
+    disk = FaultyDisk(tmp_path, writes=".coli_kv")
+    began = time.monotonic()
+    Life(log, disk.settings).live(sound)
+    usual_s = time.monotonic() - began
+    calls = disk.get("changes")
+    assert calls > 40
+    chance = random.Random(1)
+    killed = 0
+    for n in range(1, KILLS + 1 if how == "anywhere" else calls + 1):
+        disk.heal()
+        if how == "at a call":
+            disk.set(kill_at=n)
+        life = Life(log, disk.settings)
+        killer = threading.Timer(usual_s * chance.random(), life.wire.process.kill)
+        if how == "anywhere":
+            killer.start()
+        life.live(sound)
+        killer.cancel()
+        killed += life.wire.process.returncode == -signal.SIGKILL
+        if life.last is not None:
+            # A turn that was done is not lost.
+            disk.heal()
+            with Wire(MODEL, log=log, **disk.settings) as wire:
+                said = say(wire, STORY[2])
+            assert said.answer == sound[STORY[2]]
+            assert said.reused >= min(life.last.tokens, said.tokens - 1), n
+    assert killed > 10
+    assert told(log, "of no use") == []
+    assert told(log, "not saved") == []
+
+
+# --- files that are of no use ---
+
+
+FAULTS = ["empty", "text", "header", "record", "tail", "cut", "foreign", "link", "folder"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_file_that_is_of_no_use_is_replaced_with_one_notice(
+    fault: str, state: Path, tmp_path: Path, sound: dict[str, Answer]
+) -> None:
+    log = tmp_path / "log"
+    with Wire(MODEL) as wire:
+        say(wire, STORY[1])
+    file = kv_file(state)
+    data = bytearray(file.read_bytes())
+    if fault == "empty":
+        data.clear()
+    elif fault == "text":
+        data[:] = b"-1 5 3\n" * 100
+    elif fault in ("header", "record", "tail"):
+        data[{"header": 20, "record": len(data) // 2, "tail": len(data) - 5}[fault]] ^= 4
+    elif fault == "cut":
+        del data[-3:]
+    elif fault == "foreign":
+        with Wire(ORACLE / "llama") as wire:
+            say(wire, STORY[1])
+        (other,) = (found for found in state.glob("*/.coli_kv") if found != file)
+        data[:] = other.read_bytes()
+    file.unlink()
+    if fault == "link":
+        (state / "elsewhere").write_bytes(data)
+        file.symlink_to(state / "elsewhere")
+    elif fault == "folder":
+        file.mkdir()
+    else:
+        file.write_bytes(data)
+    with Wire(MODEL, log=log) as wire:
+        said = say(wire, STORY[2])
+        assert said.answer == sound[STORY[2]]
+        assert said.reused == 0
+    notices = told(log, "notice: ")
+    if fault == "folder":
+        # It cannot be replaced, which is told too.
+        assert len(notices) == 2
+        shutil.rmtree(file)
+        return
+    (notice,) = notices
+    assert str(file) in notice
+    with Wire(MODEL, log=log) as wire:
+        said = say(wire, STORY[2])
+        assert said.reused == said.tokens - 1
+    assert told(log, "notice: ") == [notice]
+
+
+def test_a_second_engine_on_a_folder_saves_nothing(
+    state: Path, tmp_path: Path, sound: dict[str, Answer]
+) -> None:
+    log = tmp_path / "log"
+    with Wire(MODEL) as wire:
+        say(wire, STORY[0])
+        before = kv_file(state).read_bytes()
+        with Wire(MODEL, log=log) as second:
+            assert say(second, OTHER).answer == sound[OTHER]
+        assert kv_file(state).read_bytes() == before
+        assert say(wire, STORY[1]).answer == sound[STORY[1]]
+    assert len(told(log, "notice: conversations are not saved: another engine")) == 1
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_once(
+    state: Path, tmp_path: Path, sound: dict[str, Answer]
+) -> None:
+    log = tmp_path / "log"
+    with Wire(MODEL) as wire:
+        say(wire, STORY[0])
+    lock = kv_file(state).with_name(".coli_kv.lock")
+    lock.unlink()
+    lock.mkdir()
+    with Wire(MODEL, log=log) as wire:
+        for prompt in STORY:
+            assert say(wire, prompt).answer == sound[prompt]
+    assert len(told(log, "notice: ")) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ("write_errno", errno.ENOSPC),
+        ("write_errno", errno.EIO),
+        ("sync_errno", errno.EIO),
+        ("rename_errno", errno.ENOSPC),
+    ],
+)
+@pytest.mark.parametrize("there", [False, True])
+def test_a_disk_that_takes_no_more_is_told_once(
+    call: str, error: int, there: bool, state: Path, tmp_path: Path, sound: dict[str, Answer]
+) -> None:
+    log = tmp_path / "log"
+    disk = FaultyDisk(tmp_path, writes=".coli_kv")
+    with Wire(MODEL, **disk.settings) as wire:
+        if there:
+            say(wire, OTHER)
+    disk.set(**{call: error})
+    with Wire(MODEL, log=log, **disk.settings) as wire:
+        for prompt in STORY:
+            assert say(wire, prompt).answer == sound[prompt]
+    # A file that is there is not renamed.
+    faulty = not (there and call == "rename_errno")
+    assert (disk.get("faults") > 0) == faulty
+    assert len(told(log, "notice: conversations are not saved any more: ")) == faulty
+    assert not list(state.rglob("*partial*"))
+    disk.heal()
+    with Wire(MODEL, log=log, **disk.settings) as wire:
+        for prompt in STORY:
+            assert say(wire, prompt).answer == sound[prompt]
+    assert told(log, "of no use") == []
+
+
+def test_no_answer_waits_for_the_drive(state: Path, tmp_path: Path) -> None:
+    disk = FaultyDisk(tmp_path, writes=".coli_kv")
+    with Wire(MODEL, slots=2, ctx=1024, **disk.settings) as wire:
+        say(wire, OTHER, 1)
+        disk.set(sync_ms=1500)
+        wire.send(Request(STORY[0], 900, 1).frame(7, 0))
+        # The second turn of the other slot is written when the first one's sync has ended.
+        wire.send(Request(OTHER, 3, 1).frame(8, 1))
+        told: list[tuple[str, dict[str, Any]]] = []
+        ended: list[tuple[float, int]] = []
+        while len(ended) < 2:
+            for kind, fields in wire.read():
+                told.append((kind, fields))
+                if kind == "DONE" and fields["id"] != 7:
+                    said = sum(k == "DATA" and f["id"] == 7 for k, f in told)
+                    ended.append((time.monotonic(), said))
+                    wire.send(Request(OTHER + " yet", 3, 1).frame(9, 1))
+        (first, before), (second, after) = ended
+        assert second - first > 1.0
+        assert after - before > 10
+        disk.heal()
+        wire.send(b"STOP 7\n")
