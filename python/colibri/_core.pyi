@@ -74,7 +74,7 @@ class RecordReader:
             REPIN    {layer, expert, old_tier, gpu}
             PERF     {id, wall_s, expert_disk_s, expert_wait_s, expert_matmul_s, attention_s,
                       kv_decompress_s, head_s, ffn_s, reading_s, uses_ahead, uses_cached,
-                      uses_missed, bytes_read, uses_vram, experts_ram,
+                      uses_missed, bytes_read, uses_vram, experts_ram, drafted, drafted_right,
                       drives: [{mirror, bytes, bytes_per_second, is_dropped}]}
                                                      from ffn_s on None if it does not tell
             ENTROPY  {bits: [float]}

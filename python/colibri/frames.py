@@ -144,7 +144,8 @@ class Repin:
 @dataclass(frozen=True, slots=True)
 class Perf:
     """Seconds by phase over a request's life, uses of experts by how they were served, bytes of
-    experts read and those that experts may take in memory; ``None`` where the engine does not say.
+    experts read and those that experts may take in memory, tokens drafted and how many of them were
+    needed; ``None`` where the engine does not say.
     Where there are mirrors, ``drives`` tells what came from each: ``mirror`` (0 for the model's own
     folders), ``bytes``, ``bytes_per_second`` of late or ``None``, ``is_dropped``.
     """
@@ -165,6 +166,8 @@ class Perf:
     bytes_read: int | None
     uses_vram: int | None
     experts_ram: int | None
+    drafted: int | None
+    drafted_right: int | None
     drives: list[dict[str, Any]]
 
 
@@ -201,6 +204,8 @@ class Prof:
             bytes_read=None,
             uses_vram=None,
             experts_ram=None,
+            drafted=None,
+            drafted_right=None,
             drives=[],
         )
 

@@ -20,8 +20,8 @@ use crate::runner::{Runner, RunnerOptions};
 use crate::sample::Sampling;
 use crate::tokenizer::Tokenizer;
 use draft::Drafting;
-pub use sequence::{Decode, Drafts, Turn};
 use sequence::Sequence;
+pub use sequence::{Decode, Drafts, Turn};
 use wave::Waves;
 
 /// How long prompts may hold up answers where nobody says otherwise, in milliseconds.

@@ -85,12 +85,14 @@ RECORDS = [
             "bytes_read": None,
             "uses_vram": None,
             "experts_ram": None,
+            "drafted": None,
+            "drafted_right": None,
             "drives": [],
         },
     ),
     (
         b"PERF 1 1.5 0 0.25 -0.000 0 0 0.125 ffn=0.5 reading=1 ahead=1 cached=2 missed=3 read=4"
-        b" experts_ram=5 drives=0:9:8,2:7:0:dropped\n",
+        b" experts_ram=5 drafts=6:4 drives=0:9:8,2:7:0:dropped\n",
         "PERF",
         {
             "id": 1,
@@ -109,6 +111,8 @@ RECORDS = [
             "bytes_read": 4,
             "uses_vram": None,
             "experts_ram": 5,
+            "drafted": 6,
+            "drafted_right": 4,
             "drives": [
                 {"mirror": 0, "bytes": 9, "bytes_per_second": 8, "is_dropped": False},
                 {"mirror": 2, "bytes": 7, "bytes_per_second": None, "is_dropped": True},

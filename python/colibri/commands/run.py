@@ -134,6 +134,9 @@ def stats_lines(
             read = f"{readable_bytes(perf['bytes_read'])} of experts in {perf['reading_s']:.3g} s"
             rows.append(("read", f"{read}: {readable_bytes(int(rate))}/s"))
         rows += [("", _drive(drive)) for drive in perf["drives"]]
+        if perf["drafted"]:
+            told = f"{perf['drafted']:,} tokens, {perf['drafted_right'] or 0:,} of them needed"
+            rows.append(("drafts", told))
     rows.append(("memory", _memory(stats["rss_gb"], memory)))
     if limit := costs.limit(perf):
         rows.append(("limit", limit.text))

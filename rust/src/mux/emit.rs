@@ -283,6 +283,7 @@ fn more_perf(turn: &Turn, experts: &ExpertStore) -> MorePerf {
         bytes_read,
         uses_vram: (uses.vram > 0).then_some(uses.vram),
         experts_ram: Some(experts.budget_bytes().min(experts.total_bytes())),
+        drafts: (turn.drafts.drafted > 0).then_some((turn.drafts.drafted, turn.drafts.right)),
         drives: turn
             .drives
             .iter()

@@ -211,6 +211,9 @@ fn to_python(py: Python<'_>, record: Record) -> PyResult<(&'static str, Bound<'_
             fields.set_item("bytes_read", more.map(|more| more.bytes_read))?;
             fields.set_item("uses_vram", more.and_then(|more| more.uses_vram))?;
             fields.set_item("experts_ram", more.and_then(|more| more.experts_ram))?;
+            let (drafted, right) = more.and_then(|more| more.drafts).unzip();
+            fields.set_item("drafted", drafted)?;
+            fields.set_item("drafted_right", right)?;
             let drives = more.map(|more| &more.drives[..]).unwrap_or_default();
             let drive = |drive: &DriveRecord| {
                 let told = PyDict::new(py);

@@ -401,8 +401,8 @@ fn perf(words: &mut Words) -> Parsed {
     Ok(Record::Perf { id, times })
 }
 
-/// Fields behind the times of PERF, in any order; none unless all but `vram`, `experts_ram` and
-/// `drives` are there, since engines may add fields of their own.
+/// Fields behind the times of PERF, in any order; none unless all but `vram`, `experts_ram`,
+/// `drafts` and `drives` are there, since engines may add fields of their own.
 fn more_perf(words: &mut Words) -> Option<MorePerf> {
     let mut rest = Vec::new();
     while let Some(word) = words.word() {
@@ -424,6 +424,10 @@ fn more_perf(words: &mut Words) -> Option<MorePerf> {
             None => None,
         },
         experts_ram: value(b"experts_ram").and_then(|mut word| word.count().ok()),
+        drafts: value(b"drafts").and_then(|Words(word)| {
+            let colon = word.iter().position(|&byte| byte == b':')?;
+            Some((integer(&word[..colon])?, integer(&word[colon + 1..])?))
+        }),
         drives: value(b"drives").and_then(|Words(word)| drives(word)).unwrap_or_default(),
     })
 }

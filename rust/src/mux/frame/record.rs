@@ -109,6 +109,9 @@ pub struct MorePerf {
     pub uses_vram: Option<u64>,
     /// `experts_ram`: bytes that experts may take in memory as the turn ends.
     pub experts_ram: Option<u64>,
+    /// `drafts`: tokens that were computed before it was certain that they are needed, and how many
+    /// of them were; none where nothing was, or if that is not told.
+    pub drafts: Option<(u64, u64)>,
     /// `drives`: what experts were read from; nothing without mirrors, or if that is not told.
     pub drives: Vec<DriveRecord>,
 }

@@ -72,9 +72,10 @@ fn more_perf() -> impl Strategy<Value = MorePerf> {
     let drive = any::<(u64, u64, u64, bool)>().prop_map(|(number, bytes, rate, is_dropped)| {
         DriveRecord { number, bytes, rate, is_dropped }
     });
-    let told = (any::<Option<u64>>(), any::<Option<u64>>(), prop::collection::vec(drive, 0..4));
+    let drives = prop::collection::vec(drive, 0..4);
+    let told = (any::<[Option<u64>; 2]>(), any::<Option<(u64, u64)>>(), drives);
     (quarters(), quarters(), any::<[u64; 4]>(), told).prop_map(
-        |(ffn_s, reading_s, n, (uses_vram, experts_ram, drives))| MorePerf {
+        |(ffn_s, reading_s, n, ([uses_vram, experts_ram], drafts, drives))| MorePerf {
             ffn_s,
             reading_s,
             uses_ahead: n[0],
@@ -83,6 +84,7 @@ fn more_perf() -> impl Strategy<Value = MorePerf> {
             bytes_read: n[3],
             uses_vram,
             experts_ram,
+            drafts,
             drives,
         },
     )
@@ -402,6 +404,7 @@ fn fields_behind_the_times_of_perf_are_known_by_name() {
         bytes_read: 4,
         uses_vram: None,
         experts_ram: None,
+        drafts: None,
         drives: Vec::new(),
     };
     let fields = " reading=0.25 ffn=0.5 new=x ahead=1 cached=2 missed=3 read=4 0.5";
@@ -411,6 +414,11 @@ fn fields_behind_the_times_of_perf_are_known_by_name() {
     assert_eq!(more(&format!("{fields} vram=x")), None);
     let with_bytes = MorePerf { experts_ram: Some(9), ..told.clone() };
     assert_eq!(more(&format!(" experts_ram=9{fields}")), Some(with_bytes));
+    let with_drafts = MorePerf { drafts: Some((8, 5)), ..told.clone() };
+    assert_eq!(more(&format!("{fields} drafts=8:5")), Some(with_drafts));
+    for wrong in ["8", "8:", ":5", "8:5:1", "8:-5"] {
+        assert_eq!(more(&format!("{fields} drafts={wrong}")), Some(told.clone()), "{wrong}");
+    }
     let drives = vec![
         DriveRecord { number: 0, bytes: 5, rate: 6, is_dropped: false },
         DriveRecord { number: 1, bytes: 7, rate: 0, is_dropped: true },

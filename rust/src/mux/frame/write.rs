@@ -186,6 +186,9 @@ pub fn write_perf(out: &mut Vec<u8>, id: u64, times: &PerfRecord) {
         if let Some(bytes) = more.experts_ram {
             put!(out, " experts_ram={bytes}");
         }
+        if let Some((drafted, right)) = more.drafts {
+            put!(out, " drafts={drafted}:{right}");
+        }
         for (i, drive) in more.drives.iter().enumerate() {
             let begin = if i == 0 { " drives=" } else { "," };
             let end = if drive.is_dropped { ":dropped" } else { "" };
@@ -306,16 +309,18 @@ mod tests {
             bytes_read: 4096,
             uses_vram: None,
             experts_ram: None,
+            drafts: None,
             drives: Vec::new(),
         };
         let perf = "PERF 1 1.500000 0.000000 0.000000 0.000000 0.000000 0.000000 0.000000 \
                     ffn=0.250000 reading=0.000000 ahead=1 cached=20 missed=3 read=4096";
-        for (uses_vram, experts_ram, told) in [
-            (None, None, ""),
-            (Some(7), None, " vram=7"),
-            (Some(7), Some(8192), " vram=7 experts_ram=8192"),
+        for (uses_vram, experts_ram, drafts, told) in [
+            (None, None, None, ""),
+            (Some(7), None, None, " vram=7"),
+            (Some(7), Some(8192), None, " vram=7 experts_ram=8192"),
+            (None, None, Some((9, 4)), " drafts=9:4"),
         ] {
-            let more = Some(MorePerf { uses_vram, experts_ram, ..more.clone() });
+            let more = Some(MorePerf { uses_vram, experts_ram, drafts, ..more.clone() });
             assert_eq!(
                 text(|out| write_perf(out, 1, &PerfRecord { more, ..times.clone() })),
                 format!("{perf}{told}\n")
