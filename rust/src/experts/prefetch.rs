@@ -19,6 +19,8 @@ const MIN_RIGHT: f32 = 0.25;
 const MEMORY: f32 = 256.0;
 /// Of guesses that are not worth a read, one of so many is made nevertheless, to see whether they are now.
 const TRIAL: u64 = 16;
+/// How often the rows of a step take an expert, on average, that take nearly every one of them.
+const TIMES_EACH: usize = 4;
 /// Most experts that are asked for by one guess.
 const MAX_EXPERTS: usize = 64;
 
@@ -309,6 +311,27 @@ impl ExpertStore {
         let index = |expert| map_row * cols + expert;
         let likely = self.prefetch.note(guess, index, |index| !is_there(index));
         self.withdraw_unless(|index| likely.contains(&index));
+        self.read_likely(likely, in_use);
+    }
+
+    /// Reads ahead for the first sparse layer of a step of so many `rows` that they will take nearly
+    /// all of its experts, whatever they are: the layers before it take time.
+    pub fn begin_wave(&mut self, map_row: usize, rows: usize) {
+        let top_k = self.prefetch.right[0].len();
+        let is_certain = rows * top_k >= TIMES_EACH * self.cols;
+        if self.prefetch.is_off || self.holds_all() || !is_certain {
+            return;
+        }
+        let mut all: Vec<usize> = (map_row * self.cols..(map_row + 1) * self.cols).collect();
+        let policy = &self.policy;
+        all.sort_by(|&a, &b| policy.frequency(b).total_cmp(&policy.frequency(a)));
+        all.truncate(MAX_EXPERTS);
+        self.read_likely(all, &[]);
+    }
+
+    /// Reads what is `likely` to be taken next, the likeliest first, as far as there is room beside
+    /// the experts `in_use` and what is likelier.
+    fn read_likely(&mut self, likely: Vec<usize>, in_use: &[usize]) {
         self.policy.expect(&likely);
         self.residency.spare(&likely);
         let mut asked = Vec::new();

@@ -74,6 +74,13 @@ impl Decoder {
         for (row, x) in step.rows.iter().zip(x.chunks_exact_mut(hidden)) {
             self.embed.copy_row(row.token as usize, x);
         }
+        let sparse = |layer: &Layer| match &layer.ffn {
+            Ffn::Sparse(moe) => Some(moe.map_row),
+            Ffn::Dense(_) => None,
+        };
+        if let Some(map_row) = self.layers.iter().find_map(sparse) {
+            step.experts.begin_wave(map_row, step.rows.len());
+        }
         for (i, layer) in self.layers.iter().enumerate() {
             if (step.interrupted)() {
                 return Err(Error::Interrupted);
