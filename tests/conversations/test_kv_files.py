@@ -180,7 +180,7 @@ def test_an_answer_that_sigterm_ends_is_kept(state: Path) -> None:
 class Life:
     """An engine that is killed at some moment; what it says is checked until then."""
 
-    PROMPTS = (*STORY, OTHER, STORY[1])
+    PROMPTS = (STORY[0], STORY[2], OTHER)
 
     def __init__(self, log: Path, settings: dict[str, Any]) -> None:
         self.wire = Wire(MODEL, log=log, **settings)
@@ -215,7 +215,7 @@ def test_whenever_an_engine_is_killed_its_conversation_is_whole(
     Life(log, disk.settings).live(sound)
     usual_s = time.monotonic() - began
     calls = disk.get("changes")
-    assert calls > 40
+    assert calls > 30
     chance = random.Random(1)
     killed = 0
     for n in range(1, KILLS + 1 if how == "anywhere" else calls + 1):

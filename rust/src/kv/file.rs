@@ -157,37 +157,16 @@ impl Format {
         (HEAD_BYTES + CHECK_BYTES) as u64 + payload
     }
 
-    /// The records that are missing where a file has `contents`, which is cut to what it has in common
-    /// with `slot`: that many tokens.
-    fn missing(&self, slot: &KvSlot, common: usize, states: &[usize]) -> Vec<Part> {
-        let known = slot.known_states().into_iter().filter(|n| !states.contains(n));
-        let (before, behind): (Vec<usize>, Vec<usize>) = known.partition(|&n| n <= common);
-        let mut parts: Vec<Part> = before.into_iter().map(Part::States).collect();
-        let mut start = common;
-        for known in behind.iter().copied().chain([slot.tokens().len()]) {
-            while start < known {
-                let end = known.min(start + RECORD_TOKENS);
-                parts.push(Part::Positions { start, end });
-                start = end;
-            }
-            if behind.contains(&known) {
-                parts.push(Part::States(known));
-            }
-        }
-        parts.dedup();
-        parts
-    }
-
     /// What is to be appended to a file with `contents`, which are cut to what `slot` keeps of them;
     /// none if the file should rather be written anew.
     pub(super) fn continuation(&self, contents: &mut Contents, slot: &KvSlot) -> Option<Addition> {
         let pairs = contents.tokens.iter().zip(slot.tokens());
         let common = pairs.take_while(|(a, b)| a == b).count();
         contents.cut(common);
-        let parts = self.missing(slot, common, &contents.states);
+        let parts = missing(slot, common, &contents.states);
         let added: u64 = parts.iter().map(|&part| self.record_bytes(part)).sum();
         let whole: u64 =
-            self.missing(slot, 0, &[]).into_iter().map(|part| self.record_bytes(part)).sum();
+            missing(slot, 0, &[]).into_iter().map(|part| self.record_bytes(part)).sum();
         let is_bounded = contents.bytes() + added <= 2 * whole + SLACK_BYTES;
         is_bounded.then_some(Addition { parts })
     }
@@ -248,7 +227,7 @@ impl Format {
         let (header, check) = self.header();
         write(&header)?;
         let mut contents = Contents::new(check);
-        let parts = self.missing(slot, 0, &[]);
+        let parts = missing(slot, 0, &[]);
         self.append(&mut contents, slot, &Addition { parts }, write)?;
         Ok(contents)
     }
@@ -379,6 +358,27 @@ impl Format {
         contents.push(part, &tokens, reader.read, check);
         Ok(())
     }
+}
+
+/// The records that are missing where a file has `contents`, which is cut to what it has in common
+/// with `slot`: that many tokens.
+fn missing(slot: &KvSlot, common: usize, states: &[usize]) -> Vec<Part> {
+    let known = slot.known_states().into_iter().filter(|n| !states.contains(n));
+    let (before, behind): (Vec<usize>, Vec<usize>) = known.partition(|&n| n <= common);
+    let mut parts: Vec<Part> = before.into_iter().map(Part::States).collect();
+    let mut start = common;
+    for known in behind.iter().copied().chain([slot.tokens().len()]) {
+        while start < known {
+            let end = known.min(start + RECORD_TOKENS);
+            parts.push(Part::Positions { start, end });
+            start = end;
+        }
+        if behind.contains(&known) {
+            parts.push(Part::States(known));
+        }
+    }
+    parts.dedup();
+    parts
 }
 
 /// Records that are to be written.

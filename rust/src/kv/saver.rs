@@ -255,7 +255,7 @@ fn tell(fault: Option<&Error>) {
         };
         eprintln!(
             "notice: {}",
-            one_line(&format!("conversations are not saved any more: {error}{hint}"))
+            one_line(format!("conversations are not saved any more: {error}{hint}"))
         );
     }
 }

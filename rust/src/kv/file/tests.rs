@@ -306,6 +306,6 @@ proptest! {
         let end = (bytes.len() - HEADER_BYTES as usize) * torn as usize / u16::MAX as usize;
         let (slot, _) = read(dir.path(), &bytes[..HEADER_BYTES as usize + end], &format())
             .map_err(TestCaseError::fail)?;
-        assert_holds(&slot, &slot.tokens().to_vec());
+        assert_holds(&slot, slot.tokens());
     }
 }
