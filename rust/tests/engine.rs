@@ -371,3 +371,39 @@ fn a_turn_that_meets_reads_ahead_neither_waits_for_ever_nor_computes_without_the
         assert_eq!(turn(Some(slots), Some(state.path())), expected, "{slots} slots");
     }
 }
+
+#[test]
+fn a_wave_reads_each_expert_it_takes_once() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("python/colibri/demo_model");
+    let options = RunnerOptions {
+        ctx: Some(512),
+        // Of a layer's 64, so that what one layer reads pushes out what another has.
+        expert_slots: Some(9),
+        prefetch: false,
+        ..RunnerOptions::default()
+    };
+    let mut engine = Engine::load(&dir, &options, &mut |_, _| {}).expect("the demo loads");
+    engine.set_prefill_chunk(200);
+    engine.submit(request(3, 0, &prompt(401, 3), 1)).expect("admitted");
+    let state = |engine: &Engine| {
+        let experts = &engine.runner.experts;
+        (experts.bytes_read(), experts.heat().counts().to_vec())
+    };
+    let bytes: Vec<u64> = engine.runner.model.experts.iter().map(|e| e.disk_bytes()).collect();
+    let mut before = state(&engine);
+    for wave in 0..2 {
+        engine.step(&mut |_| false);
+        let after = state(&engine);
+        let taken: Vec<usize> = (0..bytes.len()).filter(|&i| after.1[i] > before.1[i]).collect();
+        let needed: u64 = taken.iter().map(|&i| bytes[i]).sum();
+        let read = after.0 - before.0;
+        assert!(taken.len() > bytes.len() / 2, "{} are taken", taken.len());
+        match wave {
+            // Nothing was there.
+            0 => assert_eq!(read, needed),
+            // Some of the last layer's were, but no other's.
+            _ => assert!(read <= needed && read > needed / 2, "{read} of {needed}"),
+        }
+        before = after;
+    }
+}
