@@ -232,6 +232,10 @@ impl ExpertStore {
         phases.expert_disk += service;
         self.pending.remove(&index);
         let promised = self.sources[index].ram_bytes();
+        if self.pending.is_empty() {
+            // What no read has taken was not as large as any needed.
+            self.catalog.spare().clear();
+        }
         match expert {
             Ok(expert) => {
                 let expert = Arc::new(expert);
@@ -282,7 +286,12 @@ impl ExpertStore {
         let is_promised = self.residency.promise(bytes, &self.policy, |index| {
             in_use.contains(&index) || vram.is_some_and(|vram| vram.is_uploading(index))
         });
-        self.recycle();
+        if is_promised {
+            self.recycle();
+        } else {
+            // No read takes what was given up so far, and nobody would count it.
+            drop(self.residency.take_gone());
+        }
         is_promised
     }
 
@@ -313,6 +322,8 @@ impl ExpertStore {
         while !self.residency.has_room(0) && self.withdraw() {}
         self.residency.shrink(&self.policy);
         drop(self.residency.take_gone());
+        // Reads that are under way do without it.
+        self.catalog.spare().clear();
         self.residency.len() < before
     }
 
