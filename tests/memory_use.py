@@ -133,10 +133,17 @@ class Use:
     caps: dict[str, str]
 
 
-def use(model: Path, turns: list[Request], ram_bytes: int | None, ctx: int) -> Use:
-    """Asks an engine for some answers one after the other, with a budget and a group around it."""
-    limit = 1 << 50 if ram_bytes is None else int(ram_bytes * LIMIT)
+def use(
+    model: Path, turns: list[Request], ram_bytes: int | None, ctx: int, device_bytes: int = 0
+) -> Use:
+    """Asks an engine for some answers one after the other, with a budget and a group around it.
+
+    Some memory beside the budget may be a device.
+    """
+    limit = 1 << 50 if ram_bytes is None else int((ram_bytes + device_bytes) * LIMIT)
     settings: dict[str, object] = {} if ram_bytes is None else {"RAM_GB": ram_bytes / 1e9}
+    if device_bytes:
+        settings |= {"COLIBRI_DEVICE": "host", "VRAM_GB": device_bytes / 1e9}
     with limited(limit) as group:
         command = find_engine() if group is None else group.command()
         with Wire(model, ctx=ctx, command=command, **settings) as engine:

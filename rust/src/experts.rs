@@ -94,10 +94,27 @@ impl ExpertSource {
     }
 }
 
-/// Most bytes that reading any of `sources` takes besides the experts themselves.
-pub fn passing_bytes(sources: &[ExpertSource]) -> u64 {
+/// Most bytes that reading any of `sources` on `threads` threads takes besides the experts themselves.
+pub fn passing_bytes(sources: &[ExpertSource], threads: usize) -> u64 {
     let largest = sources.iter().map(ExpertSource::passing_bytes).max().unwrap_or(0);
-    largest.saturating_mul(reader::THREADS.min(sources.len()) as u64)
+    largest.saturating_mul(threads.min(sources.len()) as u64)
+}
+
+/// Starts `threads` threads that read experts.
+fn start_reading(
+    catalog: &Arc<Catalog>,
+    sources: &Arc<[ExpertSource]>,
+    calls: &Arc<Calls>,
+    threads: usize,
+) -> Reader<Expert> {
+    let (catalog, sources, calls) = (Arc::clone(catalog), Arc::clone(sources), Arc::clone(calls));
+    Reader::new(threads.min(sources.len()), move |index, needless| {
+        let load = || sources[index].load(&catalog);
+        calls.watch(index, || match needless {
+            None => load(),
+            Some(needless) => abandonable(needless, load),
+        })
+    })
 }
 
 /// All routed experts of a model.
@@ -165,22 +182,14 @@ impl ExpertStore {
         }
         let rows = sources.len().checked_div(cols).unwrap_or(0);
         let sources: Arc<[ExpertSource]> = sources.into();
-        let (read_from, to_read) = (Arc::clone(catalog), Arc::clone(&sources));
         let calls = Arc::new(Calls::default());
-        let watching = Arc::clone(&calls);
         Ok(Self {
             rows,
             cols,
             residency: Residency::new(rows, cols, top_k, budget_bytes),
             policy: Policy::new(rows, cols, top_k),
             catalog: Arc::clone(catalog),
-            reader: Reader::new(THREADS.min(sources.len()), move |index, needless| {
-                let load = || to_read[index].load(&read_from);
-                watching.watch(index, || match needless {
-                    None => load(),
-                    Some(needless) => abandonable(needless, load),
-                })
-            }),
+            reader: start_reading(catalog, &sources, &calls, THREADS),
             calls,
             read_limit: hang::READ_LIMIT,
             told_of_waiting: None,
@@ -202,6 +211,18 @@ impl ExpertStore {
     /// Keeps the hottest experts on `device` from now on, as many as it takes.
     pub fn use_device(&mut self, device: Box<dyn Device>) {
         self.vram = Some(Vram::new(device));
+    }
+
+    /// Has experts read by `threads` threads from now on. Not while any are being read.
+    pub fn read_on(&mut self, threads: usize) {
+        if threads != THREADS {
+            self.reader = start_reading(&self.catalog, &self.sources, &self.calls, threads);
+        }
+    }
+
+    /// Bytes of this process' memory that a device takes which is a part of it.
+    pub fn device_bytes_here(&self) -> u64 {
+        self.vram.as_ref().map_or(0, Vram::bytes_here)
     }
 
     /// The device, if there is one that works.

@@ -52,6 +52,11 @@ pub trait Device: Send {
     /// Bytes that experts take, those included whose upload has begun.
     fn used_bytes(&self) -> u64;
 
+    /// Of these, bytes in the memory of this process; none of a device that has its own.
+    fn bytes_here(&self) -> u64 {
+        0
+    }
+
     /// Bytes of the budget that `expert` would take; none if the device cannot compute it to the bit.
     fn expert_bytes(&self, expert: &Expert) -> Option<u64>;
 
@@ -95,6 +100,11 @@ pub enum DeviceKind {
 }
 
 impl DeviceKind {
+    /// Whether its memory is this process' own, so that what is available for both is shared.
+    pub fn is_own_memory(self) -> bool {
+        matches!(self, Self::Host)
+    }
+
     /// Opens the device, with at most `budget_bytes` for experts; `isa` is what the CPU computes with.
     ///
     /// # Errors

@@ -125,6 +125,7 @@ impl Runner {
         let wanted = options.ctx.unwrap_or(DEFAULT_CTX);
         let survey = Survey::begin(dir, &options.more_dirs, wanted, false)?.whole()?;
         let budget = Budget::of_process(options, before);
+        budget.begin(before);
         let threads = options.threads.unwrap_or_else(cpu::n_threads);
         if let Some(model) = &survey.model {
             let shape = (wanted.min(model.max_positions), threads);
@@ -163,6 +164,7 @@ impl Runner {
         let team = Team::new(threads);
         let layouts = model.layouts();
         let slots: Vec<KvSlot> = (0..options.slots).map(|_| KvSlot::new(&layouts)).collect();
+        let readers = budget.readers(&model);
         let mut keeper = Keeper::new(budget, &model);
         let most = keeper.most_for_experts().min(slots_bytes(&model, options.expert_slots));
         let mut experts = ExpertStore::new(
@@ -174,6 +176,7 @@ impl Runner {
             most.max(budget::floor_bytes(&model)),
         )?;
         experts.set_read_limit(options.read_limit);
+        experts.read_on(readers);
         if !options.prefetch {
             experts.never_guess();
         }

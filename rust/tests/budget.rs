@@ -2,8 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
+use colibri::convert::{Conversion, Options};
+use colibri::experts::{Biases, ExpertSource, ExpertStore, Routed, Tools};
 use colibri::model::{Logits, Row};
 use colibri::runner::{Runner, RunnerOptions};
+use colibri::store::{FusedRows, VectorSource};
+use colibri::telemetry::Phases;
+use colibri::threads::Team;
 
 const TOKENS: usize = 300;
 
@@ -66,5 +71,55 @@ fn bits_are_the_same_while_the_cache_shrinks_and_grows() {
         assert!(least >= runner.experts.floor_bytes() && least < all / 2, "{name}: {least}");
         let read = (runner.experts.bytes_read(), steady.experts.bytes_read());
         assert!(read.0 > 2 * read.1, "{name}: {read:?} bytes were read");
+    }
+}
+
+/// Experts of two sizes, so that more is given up than the next one takes, or not enough for it.
+#[test]
+fn memory_of_experts_given_up_is_not_left_over() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let options = Options::parse("int4", 64, "int8", "int8", "int8").expect("options");
+    let conversion = Conversion::new(&fixture("glm4_moe_lite"), &[], &options).expect("a plan");
+    conversion.run(dir.path(), Some(1), &mut |_, _, _| true).expect("converted");
+    let runner =
+        Runner::load(dir.path(), &RunnerOptions::default(), &mut |_, _| {}).expect("it loads");
+    let model = &runner.model;
+    let (n_experts, hidden) = (model.n_experts, model.decoder.embed.n_in);
+    let router = format!("model.layers.{}.mlp.gate.weight", model.sparse_layers[0]);
+    let rows = FusedRows { n_experts, expert: 0, first: 0, step: 1 };
+    let vector = VectorSource::find(&model.catalog, &router, rows, hidden).expect("a vector");
+    let mut sources = model.experts.clone();
+    for source in sources.iter_mut().step_by(3) {
+        let [gate, up, down] = [0; 3].map(|_| vector.clone());
+        source.biases = Some(Biases { gate, up, down });
+    }
+    let sizes: Vec<u64> = sources.iter().map(ExpertSource::ram_bytes).collect();
+    let (most, least) = (sizes.iter().max().expect("experts"), sizes.iter().min());
+    assert!(least < Some(most), "experts of one size");
+    let budget = most * (model.top_k as u64 + 1);
+    let mut store =
+        ExpertStore::new(&model.catalog, sources, n_experts, model.top_k, budget).expect("fits");
+    let team = Team::new(1);
+    let tools = Tools { kernels: runner.kernels(), team: &team };
+    let mut state = 1u64;
+    let mut dice = |n: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 33) as usize % n
+    };
+    let x: Vec<f32> = (0..3 * hidden).map(|i| (i as f32 * 0.7).sin()).collect();
+    for n in 0..300 {
+        let mut choose = || {
+            let first = dice(n_experts);
+            let experts = (0..model.top_k).map(|rank| (first + rank) % n_experts).collect();
+            Routed { experts, weights: vec![0.5; model.top_k] }
+        };
+        let routed: Vec<Routed> = (0..3).map(|_| choose()).collect();
+        let layer = dice(model.sparse_layers.len());
+        store.run(layer, &x, &routed, tools, &mut Phases::default(), || None).expect("a layer");
+        assert_eq!(model.catalog.spare().bytes(), 0, "after {n} layers");
+        assert!(store.tiers().ram_bytes <= store.budget_bytes());
+        if n % 5 == 4 {
+            store.limit(most * (model.top_k + dice(2)) as u64);
+        }
     }
 }

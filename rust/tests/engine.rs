@@ -315,6 +315,10 @@ fn remembered_turn(state_dir: Option<&Path>) -> (Vec<(u32, u32)>, Uses, Vec<Stri
     drain(&mut engine, &mut outcome);
     let (tokens, turn) = outcome.remove(&3).expect("a turn");
     let traffic = turn.expect("it ended").traffic;
+    // Written by a thread of its own.
+    if let Some(saved) = engine.runner.saved_history() {
+        saved.wait(std::time::Duration::from_secs(60));
+    }
     let read = engine.runner.experts.bytes_read();
     assert!(traffic.bytes_read > 0 && traffic.bytes_read <= read, "{traffic:?} of {read}");
     assert!(traffic.reading > std::time::Duration::ZERO, "{traffic:?}");

@@ -32,7 +32,7 @@ pub fn place(
     let floor = budget::floor_bytes(model);
     let process = cpu::anonymous_bytes();
     let budget = Budget::of_process(options, process);
-    let reserves = Reserves::of(model, ctx, options.slots, threads);
+    let reserves = Reserves::of(model, ctx, options.slots, threads, budget);
     let refused =
         |ctx| budget::refuse_hopeless(model, dense, process, options, (ctx, threads), budget);
     let all = sum(ExpertSource::ram_bytes);

@@ -292,6 +292,10 @@ impl ExpertStore {
         }
         phases.expert_disk += service;
         self.pending.remove(&index);
+        if self.pending.is_empty() {
+            // What no read has taken was not as large as any needed.
+            self.catalog.spare().clear();
+        }
         Some(match expert {
             Ok(expert) => {
                 let expert = Arc::new(expert);
@@ -333,7 +337,12 @@ impl ExpertStore {
         let is_promised = self.residency.promise(bytes, &self.policy, |index| {
             in_use.contains(&index) || vram.is_some_and(|vram| vram.is_uploading(index))
         });
-        self.recycle();
+        if is_promised {
+            self.recycle();
+        } else {
+            // No read takes what was given up so far, and nobody would count it.
+            drop(self.residency.take_gone());
+        }
         is_promised
     }
 
@@ -364,6 +373,8 @@ impl ExpertStore {
         while !self.residency.has_room(0) && self.withdraw() {}
         self.residency.shrink(&self.policy);
         drop(self.residency.take_gone());
+        // Reads that are under way do without it.
+        self.catalog.spare().clear();
         self.residency.len() < before
     }
 

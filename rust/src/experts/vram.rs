@@ -79,6 +79,11 @@ impl Vram {
         self.held_bytes
     }
 
+    /// Bytes of this process' own memory that experts there take.
+    pub fn bytes_here(&self) -> u64 {
+        self.device.bytes_here()
+    }
+
     /// What is told of the device.
     pub fn status(&self) -> DeviceStatus {
         DeviceStatus {

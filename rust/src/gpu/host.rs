@@ -69,6 +69,10 @@ impl Device for HostDevice {
         self.used_bytes
     }
 
+    fn bytes_here(&self) -> u64 {
+        self.used_bytes
+    }
+
     fn expert_bytes(&self, expert: &Expert) -> Option<u64> {
         Some(expert.bytes())
     }
@@ -219,8 +223,9 @@ mod tests {
         for key in 0..2 {
             assert_eq!(device.uploaded(true), Some((key, Ok(()))));
         }
+        assert_eq!(device.bytes_here(), device.used_bytes(), "it has no other memory");
         device.release(0);
-        assert_eq!(device.used_bytes(), bytes);
+        assert_eq!((device.used_bytes(), device.bytes_here()), (bytes, bytes));
         device.upload(2, expert(2)).expect("there is room again");
     }
 

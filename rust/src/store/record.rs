@@ -235,6 +235,11 @@ impl Spare {
         }
     }
 
+    /// Bytes of it.
+    pub fn bytes(&self) -> u64 {
+        self.lock().iter().map(|lines| (lines.len() * LINE) as u64).sum()
+    }
+
     /// Lets go of all of it.
     pub fn clear(&self) {
         self.lock().clear();

@@ -272,10 +272,15 @@ impl MatrixSource {
                 let piece = READ_BYTES.max(TILE * self.n_in * size_of::<f32>());
                 self.disk_bytes().min(piece) + 2 * RECORD_ALIGN
             }
-            Form::Packed { .. } | Form::Fp8(_) => self.disk_bytes() + READ_BYTES,
+            Form::Packed { .. } | Form::Fp8(_) => self.disk_bytes() + self.window_bytes(),
             // With what lies between its rows, and laid out anew.
-            Form::Mxfp4(_) | Form::Columns(_) => 3 * self.disk_bytes() + READ_BYTES,
+            Form::Mxfp4(_) | Form::Columns(_) => 3 * self.disk_bytes() + self.window_bytes(),
         }
+    }
+
+    /// Most bytes that go through the window by which files are read past the page cache.
+    fn window_bytes(&self) -> usize {
+        self.disk_bytes().min(READ_BYTES) + 2 * RECORD_ALIGN
     }
 
     /// Shape and storage once loaded, if it has integers.
