@@ -508,6 +508,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--json", action="store_true", help="as JSON")
     _engine_arguments(doctor)
+    _device_argument(doctor)
     doctor.set_defaults(slots=DEFAULT_SLOTS)
 
     plan = commands.add_parser(
@@ -518,6 +519,7 @@ def make_parser() -> argparse.ArgumentParser:
     plan.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     plan.add_argument("--json", action="store_true", help="as JSON")
     _engine_arguments(plan)
+    _device_argument(plan)
     _slots_argument(plan)
 
     convert = commands.add_parser(

@@ -19,7 +19,8 @@ def served(memory: dict[str, Any]) -> dict[str, float | None]:
         if those experts were kept that were used most, ``None`` without a history.
     """
     everything = memory["experts_bytes"]
-    uniform = memory["experts_kept_bytes"] / everything if everything else 1.0
+    kept = memory["experts_kept_bytes"] + memory["device_experts_bytes"]
+    uniform = kept / everything if everything else 1.0
     history = memory["history"]
     remembered = None
     if history is not None and history["uses"]:

@@ -79,6 +79,11 @@ def model_dirs() -> str | None:
     return os.environ.get("COLI_MODEL_DIRS")
 
 
+def model_mirrors() -> str | None:
+    """Returns the list of folders with copies of the model's files, as the engine reads it."""
+    return os.environ.get("COLI_MODEL_MIRROR")
+
+
 @dataclass(frozen=True)
 class ModelInfo:
     """What the server and the command line know about a model.

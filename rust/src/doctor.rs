@@ -8,7 +8,7 @@ mod disk;
 mod placement;
 mod weights;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
@@ -101,6 +101,7 @@ pub fn examine(dir: &Path, options: &RunnerOptions) -> Value {
                 if let Some(tokenizer) = &tokenizer {
                     errors.extend(check_vocabulary(dir, tokenizer, model.decoder.vocab()).err());
                 }
+                findings.extend(mirror_findings(survey.catalog(), &options.mirrors));
                 if errors.is_empty() {
                     memory =
                         placement::place(dir, &survey, model, options, &mut errors, &mut findings);
@@ -119,6 +120,20 @@ pub fn examine(dir: &Path, options: &RunnerOptions) -> Value {
         "memory": memory,
         "machine": machine,
     })
+}
+
+/// Which folders with copies are read from too, and which are not.
+fn mirror_findings(catalog: &Catalog, dirs: &[PathBuf]) -> Vec<Finding> {
+    let told = catalog.attach_mirrors(dirs).into_iter().zip(1..);
+    let used: Vec<usize> = catalog.drives().iter().map(|drive| drive.number).collect();
+    told.map(|(line, number)| {
+        if used.contains(&number) {
+            return Finding::note(line);
+        }
+        let hint = Some("copy the model's files there again, or leave it out".into());
+        Finding { severity: Severity::Warning, text: one_line(line), hint }
+    })
+    .collect()
 }
 
 fn told_files(catalog: &Catalog) -> Value {

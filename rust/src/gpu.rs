@@ -105,17 +105,35 @@ impl DeviceKind {
         matches!(self, Self::Host)
     }
 
-    /// Opens the device, with at most `budget_bytes` for experts; `isa` is what the CPU computes with.
+    /// What `COLIBRI_DEVICE` names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+        }
+    }
+
+    /// Bytes for experts that a device opened with these would have.
     ///
     /// # Errors
     /// [`Error::Setting`] if it needs a budget and none is given.
-    pub fn open(self, budget_bytes: Option<u64>, isa: Isa) -> Result<Box<dyn Device>> {
-        match (self, budget_bytes) {
-            (Self::Host, Some(bytes)) => Ok(Box::new(HostDevice::new(bytes, isa))),
+    pub fn budget_bytes(self, asked: Option<u64>) -> Result<u64> {
+        match (self, asked) {
+            (Self::Host, Some(bytes)) => Ok(bytes),
             (Self::Host, None) => Err(Error::Setting {
                 name: "COLIBRI_DEVICE (--device)".into(),
                 reason: "host is a part of memory whose size --vram GB (VRAM_GB) must say".into(),
             }),
+        }
+    }
+
+    /// Opens the device, with at most `budget_bytes` for experts; `isa` is what the CPU computes with.
+    ///
+    /// # Errors
+    /// As [`Self::budget_bytes`].
+    pub fn open(self, asked: Option<u64>, isa: Isa) -> Result<Box<dyn Device>> {
+        let bytes = self.budget_bytes(asked)?;
+        match self {
+            Self::Host => Ok(Box::new(HostDevice::new(bytes, isa))),
         }
     }
 }

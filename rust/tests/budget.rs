@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use colibri::convert::{Conversion, Options};
-use colibri::experts::{Biases, ExpertSource, ExpertStore, Routed, Tools};
+use colibri::experts::{Biases, Course, ExpertSource, ExpertStore, Routed, Tools};
 use colibri::model::{Logits, Row};
 use colibri::runner::{Runner, RunnerOptions};
 use colibri::store::{FusedRows, VectorSource};
@@ -115,7 +115,8 @@ fn memory_of_experts_given_up_is_not_left_over() {
         };
         let routed: Vec<Routed> = (0..3).map(|_| choose()).collect();
         let layer = dice(model.sparse_layers.len());
-        store.run(layer, &x, &routed, tools, &mut Phases::default(), || None).expect("a layer");
+        let course = Course { phases: &mut Phases::default(), interrupted: &mut || false };
+        store.run(layer, &x, &routed, tools, course, || None).expect("a layer");
         assert_eq!(model.catalog.spare().bytes(), 0, "after {n} layers");
         assert!(store.tiers().ram_bytes <= store.budget_bytes());
         if n % 5 == 4 {

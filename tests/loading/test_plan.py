@@ -14,6 +14,7 @@ from colibri import _core
 from colibri.engine import Engine
 from colibri.engine_process import EngineConfig
 from colibri.models import demo_folder
+from processes import assert_refused
 from processes import colibri as command
 
 ORACLE = Path(__file__).parents[1] / "data" / "oracle"
@@ -106,6 +107,74 @@ def test_a_model_that_is_not_whole_is_not_planned(tmp_path: Path) -> None:
     done = command("plan", str(folder))
     assert done.returncode == 1
     assert any(line.startswith("error: ") for line in done.stdout.splitlines())
+
+
+def test_a_device_takes_experts_off_memory_and_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = ["--slots", "1", "--ctx", "256", str(demo_folder())]
+    plain = planned(*args)["memory"]
+    assert (plain["device"], plain["device_experts"], plain["device_experts_bytes"]) == (None, 0, 0)
+    monkeypatch.setenv("COLIBRI_DEVICE", "host")
+    a_quarter = plain["experts_bytes"] / 4 / 1e9
+    report = planned("--vram", f"{a_quarter:.6f}", *args)
+    memory = report["memory"]
+    assert memory["device"] == "host"
+    assert memory["device_experts"] in (39, 40)
+    assert memory["experts_kept"] + memory["device_experts"] == memory["experts"] == 160
+    # What has no room in memory may have some on the device.
+    small = plain["process_bytes"] + plain["needed_bytes"] + plain["experts_bytes"] // 4
+    report = planned("--vram", f"{a_quarter:.6f}", "--ram", f"{small / 1e9:.6f}", *args)
+    memory = report["memory"]
+    assert 0 < memory["experts_kept"] < 120
+    in_reach = memory["experts_kept_bytes"] + memory["device_experts_bytes"]
+    assert report["served"]["uniform"] == pytest.approx(in_reach / memory["experts_bytes"])
+    [told] = [line for line in _plan("--vram", f"{a_quarter:.6f}", *args) if "experts:" in line]
+    assert " on the device host, " in told
+
+
+def _plan(*args: str) -> list[str]:
+    return command("plan", *args).stdout.splitlines()
+
+
+@pytest.mark.parametrize("name", ["plan", "doctor"])
+def test_settings_of_a_device_that_the_engine_refuses_or_ignores_are_told(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ignored = command(name, "--vram", "1", "demo")
+    assert ignored.returncode == 0
+    lines = ignored.stdout.splitlines()
+    assert [line for line in lines if line.startswith("warning: ")] == [
+        "warning: no device is in use, so --vram changes nothing; set COLIBRI_DEVICE, or leave "
+        "--vram out"
+    ]
+    monkeypatch.setenv("COLIBRI_DEVICE", "host")
+    refused = command(name, "demo")
+    assert refused.returncode == 1
+    [line] = [line for line in refused.stdout.splitlines() if line.startswith("error: ")]
+    assert "COLIBRI_DEVICE (--device): host is a part of memory whose size --vram GB" in line
+    monkeypatch.setenv("COLIBRI_DEVICE", "abacus")
+    assert_refused(command(name, "demo"), 1, "COLIBRI_DEVICE: there is no device 'abacus'")
+
+
+def test_copies_on_other_drives_are_measured_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror, empty = tmp_path / "mirror", tmp_path / "empty"
+    mirror.mkdir()
+    shutil.copy(demo_folder() / "model.safetensors", mirror)
+    monkeypatch.setenv("COLI_MODEL_MIRROR", f"{empty}:{mirror}")
+    report = planned("demo")
+    drives = {drive["mirror"]: drive["bytes"] for drive in report["disk"]["drives"]}
+    assert set(drives) == {0, 2}
+    assert all(count > 0 for count in drives.values())
+    assert sum(drives.values()) == report["disk"]["bytes"]
+    lines = _plan("demo")
+    [disk] = [line for line in lines if line.startswith("  disk:")]
+    assert "% from the model's folder, " in disk
+    assert "% from mirror 2" in disk
+    [warning] = [line for line in lines if line.startswith("warning: ")]
+    assert warning.startswith(f"warning: the model mirror {empty} is not used: ")
+    monkeypatch.delenv("COLI_MODEL_MIRROR")
+    assert planned("demo")["disk"]["drives"] == []
 
 
 def test_the_plan_for_people_has_the_same_figures() -> None:

@@ -19,12 +19,14 @@ MEMORY: dict[str, Any] = {
     "needed_bytes": 11_550_000_000,
     "experts_bytes": 360_000_000_000,
     "experts_kept_bytes": 42_000_000_000,
+    "device_experts_bytes": 0,
     "expert_read_bytes_per_token": 11_000_000_000,
 }
 DISK = {
     "bytes_per_second": 2_750_000_000,
     "piece_bytes": 19_000_000,
     "threads": 16,
+    "drives": [],
 }
 REPORT: dict[str, Any] = {
     "path": "/models/x",

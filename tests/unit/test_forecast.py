@@ -26,6 +26,9 @@ MEMORY: dict[str, Any] = {
     "experts_kept": 250,
     "experts_bytes": 20_000_000_000,
     "experts_kept_bytes": 5_000_000_000,
+    "device": None,
+    "device_experts": 0,
+    "device_experts_bytes": 0,
     "history": {"uses": 40_000, "served": 30_000},
     "token": {
         "dense_bytes": 2_000_000_000,
@@ -46,6 +49,8 @@ def test_experts_are_served_as_often_as_they_are_in_memory_or_were_used() -> Non
     assert served(MEMORY | {"history": None}) == {"uniform": 0.25, "history": None}
     nothing = {"uses": 0, "served": 0}
     assert served(MEMORY | {"history": nothing}) == {"uniform": 0.25, "history": None}
+    device = {"device_experts_bytes": 2_000_000_000}
+    assert served(MEMORY | device)["uniform"] == 0.35
     dense = {"experts_bytes": 0, "experts_kept_bytes": 0, "history": None}
     assert served(MEMORY | dense) == {"uniform": 1.0, "history": None}
 
@@ -90,7 +95,7 @@ def test_the_plan_tells_every_figure_it_follows_from() -> None:
     told = report(
         MEMORY,
         served=served(MEMORY),
-        disk={"bytes_per_second": DISK, "piece_bytes": 4_000_000},
+        disk={"bytes_per_second": DISK, "piece_bytes": 4_000_000, "drives": []},
         weights=WEIGHTS,
         prediction=predict(MEMORY, DISK, WEIGHTS),
         findings=[{"severity": "note", "text": "5.0 GB of 20.0 GB", "hint": None}],

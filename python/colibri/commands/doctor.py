@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ from typing import Any
 from colibri import _core
 from colibri.commands.console import ProgressLine, readable_bytes
 from colibri.engine_process import EngineConfig
-from colibri.errors import ModelError
-from colibri.models import model_dirs, read_model, resolve_model
+from colibri.errors import ModelError, UsageError
+from colibri.models import model_dirs, model_mirrors, read_model, resolve_model
 from colibri.prompt import PromptRenderer
 from colibri.streams import one_line
 
@@ -59,8 +60,9 @@ def examine(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 def engine_report(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Returns what the engine finds that these arguments start."""
-    report: dict[str, Any] = json.loads(
-        _core.examine(
+    device = os.environ.get("COLIBRI_DEVICE")
+    try:
+        told = _core.examine(
             str(folder),
             model_dirs(),
             ram_gb=args.ram,
@@ -68,8 +70,14 @@ def engine_report(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             slots=args.slots,
             threads=args.threads,
             state_dir=EngineConfig(folder).environment().get("COLIBRI_STATE_DIR"),
+            mirrors=model_mirrors(),
+            vram_gb=args.vram,
+            device=device,
         )
-    )
+    except ValueError:
+        hint = "the only device there is so far is host"
+        raise UsageError(f"COLIBRI_DEVICE: there is no device {device!r}", hint=hint) from None
+    report: dict[str, Any] = json.loads(told)
     return report
 
 
@@ -80,7 +88,13 @@ def measure_disk(folder: Path, seconds: float, progress: ProgressLine) -> dict[s
         ColibriCoreError: they cannot be.
     """
     measured: dict[str, Any] = json.loads(
-        _core.measure_disk(str(folder), model_dirs(), seconds, on_progress(progress, str, " ms"))
+        _core.measure_disk(
+            str(folder),
+            model_dirs(),
+            seconds,
+            on_progress(progress, str, " ms"),
+            mirrors=model_mirrors(),
+        )
     )
     return measured
 
@@ -161,14 +175,29 @@ def memory_lines(memory: dict[str, Any]) -> list[str]:
     needs += f", {readable_bytes(memory['expert_floor_bytes'])} for the experts of one token"
     kept, everything = memory["experts_kept_bytes"], memory["experts_bytes"]
     room = f"there is room for {readable_bytes(kept)} of {readable_bytes(everything)} of experts"
+    if on_device := memory["device_experts_bytes"]:
+        room += f", and for {readable_bytes(on_device)} on the device"
     return [there, needs, room]
+
+
+def drive_shares(disk: dict[str, Any]) -> str:
+    """Returns what came from which drive, if there were several."""
+    total = sum(drive["bytes"] for drive in disk["drives"])
+    if not total:
+        return ""
+    told = [
+        f"{drive['bytes'] / total:.0%} from "
+        + (f"mirror {drive['mirror']}" if drive["mirror"] else "the model's folder")
+        for drive in disk["drives"]
+    ]
+    return f"; {', '.join(told)}"
 
 
 def disk_lines(disk: dict[str, Any], memory: dict[str, Any] | None) -> list[str]:
     """Returns how fast the files are read, and what that means for a token."""
     rate = disk["bytes_per_second"]
     speed = f"{readable_bytes(rate)}/s, in pieces of {readable_bytes(disk['piece_bytes'])} on "
-    speed += f"{disk['threads']} threads"
+    speed += f"{disk['threads']} threads{drive_shares(disk)}"
     per_token = memory["expert_read_bytes_per_token"] if memory else 0
     if not per_token or not rate:
         return [speed]

@@ -11,6 +11,7 @@ from colibri import _core
 from colibri.commands.console import ProgressLine, readable_bytes
 from colibri.commands.doctor import (
     EXIT_FINDINGS,
+    drive_shares,
     engine_report,
     finding_lines,
     measure_disk,
@@ -32,7 +33,13 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(report, indent=2, ensure_ascii=False))
     else:
         print("\n".join(lines(report)))
-    return 0 if report["memory"] is not None and report["memory"]["fits"] else EXIT_FINDINGS
+    return EXIT_FINDINGS if is_refused(report) else 0
+
+
+def is_refused(report: dict[str, Any]) -> bool:
+    """Returns whether an engine would not start."""
+    refused = any(finding["severity"] == "error" for finding in report["findings"])
+    return refused or report["memory"] is None or not report["memory"]["fits"]
 
 
 def plan(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -41,7 +48,7 @@ def plan(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     memory = report["memory"]
     told = {key: report[key] for key in ("path", "findings", "memory", "machine")}
     told |= {"served": None, "disk": None, "weights": None, "prediction": None}
-    if memory is None or not memory["fits"]:
+    if is_refused(report):
         return told
     progress = ProgressLine()
     try:
@@ -106,8 +113,11 @@ def _experts(memory: dict[str, Any]) -> str:
     kept, everything = memory["experts_kept_bytes"], memory["experts_bytes"]
     count, all_count = memory["experts_kept"], memory["experts"]
     text = f"{count:,} of {all_count:,} in memory, {readable_bytes(kept)}"
-    if count < all_count:
-        text += f"; the other {readable_bytes(everything - kept)} are read when needed"
+    device, device_count = memory["device_experts_bytes"], memory["device_experts"]
+    if device:
+        text += f"; {device_count:,} on the device {memory['device']}, {readable_bytes(device)}"
+    if count + device_count < all_count:
+        text += f"; the other {readable_bytes(everything - kept - device)} are read when needed"
     return text
 
 
@@ -131,7 +141,7 @@ def speed_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         text += f"{readable_bytes(token['expert_disk_bytes'])} on disk"
     rows.append(("a token", text))
     rate = f"{readable_bytes(disk['bytes_per_second'])}/s measured, in pieces of "
-    rows.append(("disk", f"{rate}{readable_bytes(disk['piece_bytes'])}"))
+    rows.append(("disk", f"{rate}{readable_bytes(disk['piece_bytes'])}{drive_shares(disk)}"))
     rates = [
         f"{readable_bytes(weights[key])}/s {name}"
         for key, name in (

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::cpu;
 use crate::error::{Error, Result};
+use crate::experts::reader::THREADS;
 use crate::store::{Catalog, ModelPart, READ_BYTES, Tensor};
 
 /// Time between two reports of progress.
@@ -22,7 +23,8 @@ struct Piece<'a> {
 }
 
 /// Reads experts in random order, or a dense model's tensors, for at most `limit`; a JSON object with
-/// `pieces_of` and how many bytes per second. `progress` gets milliseconds done and in all, at least
+/// `pieces_of` and how many bytes per second, of all drives together where there are mirrors, and what
+/// came from each of these. `progress` gets milliseconds done and in all, at least
 /// once; false ends it.
 ///
 /// What the system keeps in memory of each piece is dropped before, where the file system lets one.
@@ -43,7 +45,7 @@ pub fn measure_disk(
     let (next, done, nanoseconds) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicU64::new(1));
     let start = Instant::now();
     let is_over = || start.elapsed() >= limit;
-    let threads = cpu::n_threads().clamp(2, 16);
+    let threads = if has_experts { THREADS } else { cpu::n_threads().clamp(2, 16) };
     let read = || -> Result<()> {
         let mut buffer = Vec::new();
         while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -52,7 +54,7 @@ pub fn measure_disk(
             }
             buffer.resize(piece.bytes, 0);
             catalog.forget(piece.tensor, piece.from, piece.bytes);
-            catalog.read_at(piece.tensor, piece.from, &mut buffer)?;
+            catalog.read_somewhere(piece.tensor, piece.from, &mut buffer)?;
             done.fetch_add(piece.bytes as u64, Ordering::Relaxed);
             nanoseconds.fetch_max(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
         }
@@ -79,6 +81,11 @@ pub fn measure_disk(
         return Err(Error::Interrupted);
     }
     let (bytes, seconds) = (done.into_inner(), nanoseconds.into_inner() as f64 / 1e9);
+    let drives: Vec<Value> = catalog
+        .drives()
+        .iter()
+        .map(|drive| json!({"mirror": drive.number, "bytes": drive.bytes}))
+        .collect();
     let sizes = pieces.iter().map(|piece| piece.bytes as u64);
     Ok(json!({
         "pieces_of": if has_experts { "experts" } else { "dense" },
@@ -87,6 +94,7 @@ pub fn measure_disk(
         "bytes": bytes,
         "seconds": seconds,
         "bytes_per_second": (bytes as f64 / seconds) as u64,
+        "drives": drives,
     }))
 }
 

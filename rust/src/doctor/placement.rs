@@ -5,10 +5,11 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::Finding;
+use super::{Finding, Severity};
 use crate::cpu::{self, Memory, cgroup};
 use crate::error::{Error, human_bytes};
 use crate::experts::ExpertSource;
+use crate::gpu::DeviceKind;
 use crate::model::{Model, Survey};
 use crate::runner::budget::{self, Budget, Reserves, longest};
 use crate::runner::{self, DEFAULT_CTX, RunnerOptions};
@@ -36,16 +37,23 @@ pub fn place(
     let refused =
         |ctx| budget::refuse_hopeless(model, dense, process, options, (ctx, threads), budget);
     let all = sum(ExpertSource::ram_bytes);
+    let sizes: Vec<u64> = model.experts.iter().map(ExpertSource::ram_bytes).collect();
+    let same = vec![0; sizes.len()];
+    let device_experts = kept_of(&sizes, &same, device_bytes(options, errors, findings)).0;
+    let on_device: u64 = sizes[..device_experts].iter().sum();
     let beside = process.saturating_add(dense).saturating_add(reserves.bytes());
     let most = budget.most.saturating_sub(beside);
     let kept = most.min(runner::slots_bytes(model, options.expert_slots).max(floor)).min(all);
+    // What is on the device is not in RAM as well.
+    let kept = kept.min((all - on_device).max(floor.min(all)));
     let refusal = refused(ctx).err();
     let fits = refusal.is_none();
     errors.extend(refusal);
-    if fits && kept < all {
+    if fits && kept + on_device < all {
+        let device = if on_device > 0 { " and on the device" } else { "" };
         findings.push(Finding::note(format!(
-            "{} of {} of routed experts fit in memory; the others are read when needed",
-            human_bytes(kept),
+            "{} of {} of routed experts fit in memory{device}; the others are read when needed",
+            human_bytes(kept + on_device),
             human_bytes(all)
         )));
     }
@@ -54,10 +62,9 @@ pub fn place(
         let history = runner::history_of(state_dir, dir, model).ok()?;
         history.read().ok().flatten()
     });
-    let sizes: Vec<u64> = model.experts.iter().map(ExpertSource::ram_bytes).collect();
-    let kept_experts = kept_of(&sizes, &vec![0; sizes.len()], kept).0;
+    let kept_experts = kept_of(&sizes[device_experts..], &same[device_experts..], kept).0;
     let by_history = history.map(|counts| {
-        let (_, served, uses) = kept_of(&sizes, &counts, kept);
+        let (_, served, uses) = kept_of(&sizes, &counts, kept + on_device);
         json!({"uses": uses, "served": served})
     });
     // Bytes of the experts of one token, if all are taken alike.
@@ -85,6 +92,9 @@ pub fn place(
         "experts_kept": kept_experts,
         "experts_bytes": all,
         "experts_kept_bytes": kept,
+        "device": options.device.map(DeviceKind::name),
+        "device_experts": device_experts,
+        "device_experts_bytes": on_device,
         "history": by_history,
         "expert_read_bytes_per_token": largest(ExpertSource::disk_bytes).unwrap_or(0)
             * (model.top_k * model.sparse_layers.len()) as u64,
@@ -94,6 +104,28 @@ pub fn place(
             "expert_disk_bytes": of_token(ExpertSource::disk_bytes),
         },
     })
+}
+
+/// Bytes that a device has for experts; what an engine of these options would refuse or ignore is noted.
+fn device_bytes(
+    options: &RunnerOptions,
+    errors: &mut Vec<Error>,
+    findings: &mut Vec<Finding>,
+) -> u64 {
+    match (options.device, options.vram_bytes) {
+        (Some(kind), asked) => {
+            kind.budget_bytes(asked).map_err(|error| errors.push(error)).unwrap_or(0)
+        }
+        (None, Some(_)) => {
+            findings.push(Finding {
+                severity: Severity::Warning,
+                text: "no device is in use, so --vram changes nothing".into(),
+                hint: Some("set COLIBRI_DEVICE, or leave --vram out".into()),
+            });
+            0
+        }
+        (None, None) => 0,
+    }
 }
 
 /// How many experts of these `sizes` `budget` bytes hold, those with the highest `counts` first, and

@@ -1,6 +1,7 @@
 //! How fast weights go through the kernels: a model's own, in its own formats, one row at a time as
 //! when an answer is generated.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -13,14 +14,15 @@ use crate::model::Survey;
 use crate::store::MatrixSource;
 use crate::threads::Team;
 
-/// Bytes of matrices of a kind that are loaded: more than most caches hold, little to read.
+/// Bytes of matrices of a part that are loaded, or a little more: more than most caches hold, little to read.
 const SAMPLE_BYTES: u64 = 128 << 20;
 /// Share of the available memory that they may take.
 const MOST_OF_MEMORY: u64 = 8;
 
-/// Loads some matrices of the dense part and some of routed experts of a whole model, and multiplies
-/// by them for `limit` each; a JSON object of how many bytes of weights a second, null for a kind that
-/// the model has not. `progress` gets matrices loaded and to load; false ends it.
+/// Loads some matrices of each shape and format of the dense part and of routed experts of a whole model,
+/// and multiplies by them for `limit` each; a JSON object of how many bytes of weights a second each part
+/// takes as a whole, null for one that the model has not. `progress` gets shapes loaded and to load; false
+/// ends it.
 ///
 /// # Errors
 /// [`Error::Io`] where reading fails, [`Error::Interrupted`] if `progress` said so.
@@ -38,8 +40,8 @@ pub fn measure_weights(
         experts.flat_map(|expert| [&expert.gate, &expert.up, &expert.down]).collect();
     let mut rates = [Value::Null, Value::Null];
     for (rate, sources) in rates.iter_mut().zip([survey.layer_matrices(), experts]) {
-        let matrices = sample(survey, &sources, progress)?;
-        *rate = json!(bytes_per_second(&matrices, &kernels, &team, limit));
+        let kinds = sample(survey, &sources, progress)?;
+        *rate = json!(bytes_per_second(&kinds, &kernels, &team, limit));
     }
     let [dense, experts] = rates;
     Ok(json!({
@@ -50,46 +52,84 @@ pub fn measure_weights(
     }))
 }
 
-/// Matrices from all over the model, few enough to be loaded soon.
+/// Matrices of one shape and format, which take the same time.
+struct Kind {
+    /// Of all of them.
+    bytes: u64,
+    /// Some of them, from all over the model.
+    sample: Vec<Matrix>,
+}
+
+/// Some matrices of each kind, in proportion, few enough to be loaded soon.
 fn sample(
     survey: &Survey,
     sources: &[&MatrixSource],
     progress: &mut dyn FnMut(u64, u64) -> bool,
-) -> Result<Vec<Matrix>> {
-    let most = SAMPLE_BYTES.min(Memory::read().available_bytes / MOST_OF_MEMORY);
+) -> Result<Vec<Kind>> {
+    let mut kinds: BTreeMap<_, Vec<&MatrixSource>> = BTreeMap::new();
+    for &source in sources {
+        kinds.entry((source.n_out, source.n_in, source.ram_bytes())).or_default().push(source);
+    }
     let all: u64 = sources.iter().map(|source| source.ram_bytes() as u64).sum();
-    let stride = usize::try_from(all.div_ceil(most.max(1))).unwrap_or(usize::MAX).max(1);
-    let chosen: Vec<_> = sources.iter().step_by(stride).collect();
-    let mut matrices = Vec::new();
-    for (done, source) in chosen.iter().enumerate() {
-        if !progress(done as u64, chosen.len() as u64) {
+    let mut room = Memory::read().available_bytes / MOST_OF_MEMORY;
+    let total = kinds.len() as u64;
+    let mut sampled = Vec::new();
+    for (done, ((_, _, one), sources)) in kinds.into_iter().enumerate() {
+        if !progress(done as u64, total) {
             return Err(Error::Interrupted);
         }
-        matrices.push(source.load(survey.catalog())?);
+        let (one, count) = (one as u64, sources.len());
+        let bytes = one * count as u64;
+        let share = (u128::from(SAMPLE_BYTES) * u128::from(bytes) / u128::from(all.max(1))) as u64;
+        let wanted = usize::try_from(share / one.max(1)).unwrap_or(count).clamp(1, count);
+        let chosen = sources.into_iter().step_by(count / wanted).take(wanted);
+        let mut sample = Vec::new();
+        for source in chosen {
+            if one <= room {
+                room -= one;
+                sample.push(source.load(survey.catalog())?);
+            }
+        }
+        sampled.push(Kind { bytes, sample });
     }
-    Ok(matrices)
+    Ok(sampled)
 }
 
+/// Bytes a second of all matrices together, of those kinds that there was room for.
 fn bytes_per_second(
-    matrices: &[Matrix],
+    kinds: &[Kind],
     kernels: &Kernels,
     team: &Team,
     limit: Duration,
 ) -> Option<u64> {
-    let widest = matrices.iter().map(|matrix| matrix.n_in).max()?;
+    let matrices = || kinds.iter().flat_map(|kind| &kind.sample);
+    let widest = matrices().map(|matrix| matrix.n_in).max()?;
     let x: Vec<f32> = (0..widest).map(|i| (i % 17) as f32 - 8.0).collect();
+    // Seconds, and bytes of weights, of each kind.
     let multiply = |limit: Duration| {
-        let (start, mut bytes) = (Instant::now(), 0);
-        for matrix in matrices.iter().cycle() {
-            std::hint::black_box(kernels.matmul(team, matrix, &x[..matrix.n_in]));
-            bytes += matrix.bytes();
-            if start.elapsed() >= limit {
-                break;
+        let mut spent = vec![(0.0, 0); kinds.len()];
+        let start = Instant::now();
+        // All in turn, so that no kind stays in a cache that a model would not leave it.
+        while start.elapsed() < limit {
+            for (kind, (seconds, bytes)) in kinds.iter().zip(&mut spent) {
+                let start = Instant::now();
+                for matrix in &kind.sample {
+                    std::hint::black_box(kernels.matmul(team, matrix, &x[..matrix.n_in]));
+                    *bytes += matrix.bytes();
+                }
+                *seconds += start.elapsed().as_secs_f64();
             }
         }
-        bytes as f64 / start.elapsed().as_secs_f64()
+        spent
     };
     // First the threads wake, and the caches get what fits there.
     multiply(limit / 4);
-    Some(multiply(limit) as u64)
+    let (mut seconds, mut bytes) = (0.0, 0);
+    for (kind, (spent, multiplied)) in kinds.iter().zip(multiply(limit)) {
+        if multiplied > 0 {
+            seconds += kind.bytes as f64 / multiplied as f64 * spent;
+            bytes += kind.bytes;
+        }
+    }
+    Some((bytes as f64 / seconds) as u64)
 }

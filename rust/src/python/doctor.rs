@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
+use clap::ValueEnum as _;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -11,13 +12,17 @@ use super::convert::with_progress;
 use crate::doctor;
 use crate::error::Error;
 use crate::experts::history;
+use crate::gpu::DeviceKind;
 use crate::model::Survey;
 use crate::runner::{DEFAULT_CTX, RunnerOptions};
 use crate::store::{Catalog, split_dirs};
 
 /// See `colibri._core.examine` in the stub file.
 #[pyfunction]
-#[pyo3(signature = (path, model_dirs, *, ram_gb, ctx, slots, threads, state_dir=None))]
+#[pyo3(signature = (
+    path, model_dirs, *, ram_gb, ctx, slots, threads, state_dir=None, mirrors=None, vram_gb=None,
+    device=None
+))]
 #[allow(clippy::too_many_arguments, reason = "what the stub file says")]
 pub fn examine(
     py: Python<'_>,
@@ -28,7 +33,14 @@ pub fn examine(
     slots: usize,
     threads: Option<usize>,
     state_dir: Option<OsString>,
-) -> String {
+    mirrors: Option<&str>,
+    vram_gb: Option<f64>,
+    device: Option<&str>,
+) -> PyResult<String> {
+    let device = device
+        .map(|name| DeviceKind::from_str(name, false))
+        .transpose()
+        .map_err(|_| PyValueError::new_err("device: must be host"))?;
     let options = RunnerOptions {
         ctx,
         slots,
@@ -36,23 +48,30 @@ pub fn examine(
         threads,
         more_dirs: model_dirs.map(split_dirs).unwrap_or_default(),
         state_dir: history::state_dir(state_dir.as_deref(), Path::new(path)).ok(),
+        mirrors: mirrors.map(split_dirs).unwrap_or_default(),
+        vram_bytes: vram_gb.map(|gb| (gb * 1e9) as u64),
+        device,
         ..RunnerOptions::default()
     };
-    py.detach(|| doctor::examine(Path::new(path), &options)).to_string()
+    Ok(py.detach(|| doctor::examine(Path::new(path), &options)).to_string())
 }
 
 /// See `colibri._core.measure_disk` in the stub file.
 #[pyfunction]
+#[pyo3(signature = (path, model_dirs, seconds, progress, mirrors=None))]
 pub fn measure_disk(
     py: Python<'_>,
     path: &str,
     model_dirs: Option<&str>,
     seconds: f64,
     progress: Py<PyAny>,
+    mirrors: Option<&str>,
 ) -> PyResult<String> {
     let limit = duration(seconds)?;
     with_progress(py, &progress, |tell| {
         let catalog = open(path, model_dirs)?;
+        // What is not used is told by `examine`.
+        catalog.attach_mirrors(&mirrors.map(split_dirs).unwrap_or_default());
         Ok(doctor::measure_disk(&catalog, limit, &mut |done, total| {
             tell("measuring the disk", done, total)
         })?
