@@ -157,7 +157,9 @@ impl Region {
             for huge in from / HUGE_PAGE..end.div_ceil(HUGE_PAGE) {
                 let words = &mut words[huge * HUGE_WORDS..][..HUGE_WORDS];
                 if words.iter().all(|&word| word == 0) {
-                    words.iter_mut().for_each(|word| set(word, u64::MAX));
+                    for word in words {
+                        set(word, u64::MAX);
+                    }
                 }
             }
         }

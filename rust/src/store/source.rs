@@ -266,21 +266,17 @@ impl MatrixSource {
 
     /// Most bytes that loading the matrix takes at a time besides the matrix itself.
     pub fn passing_bytes(&self) -> usize {
+        let window = self.disk_bytes().min(READ_BYTES) + 2 * RECORD_ALIGN;
         match &self.form {
             // In pieces of whole tiles, or what is not aligned by way of a window; of whole pages.
             Form::Plain { .. } | Form::Tiles { .. } => {
                 let piece = READ_BYTES.max(TILE * self.n_in * size_of::<f32>());
                 self.disk_bytes().min(piece) + 2 * RECORD_ALIGN
             }
-            Form::Packed { .. } | Form::Fp8(_) => self.disk_bytes() + self.window_bytes(),
+            Form::Packed { .. } | Form::Fp8(_) => self.disk_bytes() + window,
             // With what lies between its rows, and laid out anew.
-            Form::Mxfp4(_) | Form::Columns(_) => 3 * self.disk_bytes() + self.window_bytes(),
+            Form::Mxfp4(_) | Form::Columns(_) => 3 * self.disk_bytes() + window,
         }
-    }
-
-    /// Most bytes that go through the window by which files are read past the page cache.
-    fn window_bytes(&self) -> usize {
-        self.disk_bytes().min(READ_BYTES) + 2 * RECORD_ALIGN
     }
 
     /// Shape and storage once loaded, if it has integers.
