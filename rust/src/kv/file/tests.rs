@@ -79,7 +79,8 @@ fn a_file_that_ends_anywhere_holds_what_was_written_before() {
         lengths.push(known.len());
     }
     assert_eq!(*lengths.last().expect("some"), tokens.len());
-    assert!(lengths.contains(&0) && lengths.contains(&300));
+    // The state after 300 tokens is gone, the one before is known.
+    assert!(lengths.contains(&0) && lengths.contains(&256));
     assert!(read(dir.path(), &bytes[..79], &format()).is_err());
     assert!(read(dir.path(), &[], &format()).is_err());
 }
