@@ -5,6 +5,7 @@ use std::path::Path;
 
 use colibri::engine::{Engine, Event, Request, Turn};
 use colibri::error::Error;
+use colibri::experts::ExpertSource;
 use colibri::runner::RunnerOptions;
 use colibri::sample::Sampling;
 use colibri::telemetry::Uses;
@@ -393,7 +394,8 @@ fn a_wave_reads_each_expert_it_takes_once() {
         let experts = &engine.runner.experts;
         (experts.bytes_read(), experts.heat().counts().to_vec())
     };
-    let bytes: Vec<u64> = engine.runner.model.experts.iter().map(|e| e.disk_bytes()).collect();
+    let bytes: Vec<u64> =
+        engine.runner.model.experts.iter().map(ExpertSource::disk_bytes).collect();
     let mut before = state(&engine);
     for wave in 0..2 {
         engine.step(&mut |_| false);

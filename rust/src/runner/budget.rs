@@ -460,7 +460,6 @@ mod tests {
             step(0..56, &mut runner);
             let counted = runner.step_bytes(200, 1) as usize;
             let took = crate::memory::count::passing(|| step(56..256, &mut runner));
-            println!("{name}: {took} taken, {counted} counted");
             assert!(took <= counted, "{name}: {took} of {counted}");
         }
     }
