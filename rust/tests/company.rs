@@ -12,7 +12,7 @@ use colibri::sample::Sampling;
 const CTX: usize = 320;
 const SLOTS: usize = 16;
 
-/// SplitMix64 (Steele, Lea and Flood, 2014): rounds can be repeated by their number.
+/// `SplitMix64` (Steele, Lea and Flood, 2014): rounds can be repeated by their number.
 struct Random(u64);
 
 impl Random {
