@@ -22,6 +22,8 @@ WAITING: dict[str, Any] = {
     "uses_cached": 500,
     "uses_missed": 400,
     "bytes_read": 3_000_000_000,
+    "drafted": None,
+    "drafted_right": None,
     "drives": [],
 }
 COMPUTING = WAITING | {"expert_wait_s": 1.0, "expert_matmul_s": 7.0}
@@ -131,6 +133,8 @@ def test_the_table_tells_what_was_counted() -> None:
         "        2.0 GB from mirror 1",
         "        0 B from mirror 3, which is used no longer",
     ]
+    drafted = WAITING | {"drafted": 1_200, "drafted_right": 900}
+    assert stats_lines(STATS, drafted, parts)[5] == "drafts  1,200 tokens, 900 of them needed"
     nothing = stats_lines(STATS | {"ttft_ms": None}, None, memory({}, None))
     assert nothing == [
         "prompt  100 tokens",

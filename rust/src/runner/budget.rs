@@ -29,6 +29,7 @@ const READING_SHARE: u64 = 32;
 const SMALL_SHARE: u64 = 128;
 /// What small things may grow by from one measurement to the next, so that free memory of large
 /// blocks is not kept in its place: of threads that begin to work, for the most part.
+#[cfg(not(fuzzing))]
 const GROWTH: u64 = 3 << 20;
 /// Least time between two measurements.
 const INTERVAL: Duration = Duration::from_millis(50);
