@@ -44,6 +44,8 @@ class EngineConfig:
         threads: worker threads, ``None`` for the engine's own choice.
         protocol: the flags that say what is spoken, and how.
         command: how to start the engine; empty for the usual search.
+        is_lasting: whether its conversations may be gone on with by a later one; what a command
+            says for itself must not take the place of a server's.
     """
 
     model: Path
@@ -54,6 +56,7 @@ class EngineConfig:
     threads: int | None = None
     protocol: tuple[str, ...] = ("--mux",)
     command: tuple[str, ...] = ()
+    is_lasting: bool = True
 
     def argv(self) -> list[str]:
         """Returns the complete command line."""
@@ -82,6 +85,8 @@ class EngineConfig:
             env["RAM_GB"] = f"{self.ram_gb:.15g}"
         if self.vram_gb is not None:
             env["VRAM_GB"] = f"{self.vram_gb:.15g}"
+        if not self.is_lasting:
+            env["KVSAVE"] = "0"
         if self.model == demo_folder():
             # What a run leaves behind has no place in an installed package.
             home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"

@@ -351,6 +351,11 @@ impl Engine {
         self.decode_steps
     }
 
+    /// What is left to tell of turns that ended, though their conversations are not written yet.
+    pub fn tell_all(&mut self) -> Vec<Event> {
+        self.closing.drain(..).map(|turn| turn.event).collect()
+    }
+
     /// Has the conversations of turns that `ended` (id and slot) written, and takes what tells so out
     /// of `events` until they are. While nothing else is under way, that is waited for.
     fn close(&mut self, ended: &[(u64, usize)], events: &mut Vec<Event>) {
@@ -365,8 +370,8 @@ impl Engine {
             self.closing.push(Closing { id, slot, ticket, event });
         }
         while let Some(first) = self.closing.first() {
-            if self.active.is_empty() {
-                saver.wait_for(first.ticket);
+            if self.active.is_empty() && !saver.is_written(first.ticket) {
+                saver.wait_briefly();
             }
             if !saver.is_written(first.ticket) {
                 return;

@@ -290,6 +290,11 @@ impl<'a> Session<'a> {
                     self.emit(events);
                 }
             }
+            if self.draining {
+                // What is not written yet is as the process ends, if the drive answers.
+                let events = self.engine.tell_all();
+                self.emit(events);
+            }
         }
     }
 

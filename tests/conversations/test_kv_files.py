@@ -358,6 +358,28 @@ def test_a_disk_that_takes_no_more_is_told_once(
     assert told(log, "of no use") == []
 
 
+def test_a_drive_that_hangs_does_not_hold_up_the_end(state: Path, tmp_path: Path) -> None:
+    disk, log = FaultyDisk(tmp_path, writes=".coli_kv"), tmp_path / "log"
+    with Wire(MODEL, log=log, **disk.settings) as wire:
+        disk.set(sync_stuck=1)
+        # Its sync begins, and the next turn is written after it.
+        say(wire, STORY[0])
+        wire.send(Request(STORY[1], 3, 3).frame(2, 0))
+        while not any(kind == "DATA" for kind, _ in wire.read()):
+            pass
+        began = time.monotonic()
+        wire.process.send_signal(signal.SIGTERM)
+        ends = []
+        with contextlib.suppress(EngineEnded):
+            while True:
+                ends += [fields["id"] for kind, fields in wire.read() if kind == "DONE"]
+        assert ends == [2]
+        assert wire.process.wait(30) == 0
+        assert time.monotonic() - began < 20
+    assert len(told(log, "the drive has not answered for 5 s")) == 1
+    disk.heal()
+
+
 def test_no_answer_waits_for_the_drive(state: Path, tmp_path: Path) -> None:
     disk = FaultyDisk(tmp_path, writes=".coli_kv")
     with Wire(MODEL, slots=2, ctx=1024, **disk.settings) as wire:

@@ -124,6 +124,11 @@ def test_a_trace_survives_its_file_and_nothing_else_is_one(tmp_path: Path, told:
 def test_the_commands_record_replay_and_compare(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    other = tmp_path / "text.txt"
+    other.write_text("kept")
+    assert main(["trace", "record", "demo", "--text", str(other), "-o", str(other)]) != 0
+    assert "ends with .npz" in capsys.readouterr().err
+    assert other.read_text() == "kept"
     path = str(tmp_path / "held-out.npz")
     said = main(["trace", "record", "demo", "--text", str(HELD_OUT), "--tokens", "700", "-o", path])
     assert said == 0

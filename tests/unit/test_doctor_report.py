@@ -17,6 +17,8 @@ MEMORY: dict[str, Any] = {
     "working_bytes": 20_000_000,
     "expert_floor_bytes": 150_000_000,
     "needed_bytes": 11_550_000_000,
+    "budget_bytes": None,
+    "process_bytes": 30_000_000,
     "experts_bytes": 360_000_000_000,
     "experts_kept_bytes": 42_000_000_000,
     "device_experts_bytes": 0,
@@ -51,6 +53,8 @@ def test_memory_is_told_in_sums() -> None:
     ]
     four = memory_lines(MEMORY | {"slots": 4, "needed_bytes": 12_750_000_000})
     assert "12.8 GB are needed: 11.0 GB dense, 1.6 GB for 4 conversations of 4,096 tok" in four[1]
+    asked = memory_lines(MEMORY | {"budget_bytes": 12_000_000_000, "needed_bytes": 11_470_000_000})
+    assert asked[1].startswith("11.5 GB are needed: 30.0 MB for the process, 11.0 GB dense, ")
     limited = memory_lines(MEMORY | {"cgroup_limit_bytes": 32_000_000_000, "experts_bytes": 0})
     assert limited == [
         "60.0 GB of 64.0 GB are available, limited to 32.0 GB by the cgroup",

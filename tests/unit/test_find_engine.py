@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from colibri.commands import console
 from colibri.engine_process import EngineConfig, EngineProcess
 from colibri.find_engine import find_engine
 
@@ -53,6 +54,31 @@ def test_every_setting_reaches_the_environment(monkeypatch: pytest.MonkeyPatch) 
     legacy = EngineConfig(Path("m"), protocol=("--legacy", "--ngen", "5")).environment()
     assert (legacy["SERVE"], legacy["RAM_GB"]) == ("1", "9")
     assert "SERVE_BATCH" not in legacy
+
+
+def test_what_a_command_says_for_itself_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KVSAVE", raising=False)
+    assert "KVSAVE" not in EngineConfig(Path("m")).environment()
+    assert EngineConfig(Path("m"), is_lasting=False).environment()["KVSAVE"] == "0"
+    started: list[EngineConfig] = []
+
+    class Stub:
+        def __init__(self, config: EngineConfig, **_: object) -> None:
+            started.append(config)
+
+        def start(self) -> None: ...
+
+        async def wait_ready(self) -> None: ...
+
+        async def stop(self) -> None: ...
+
+    async def use() -> None:
+        async with console.private_engine(EngineConfig(Path("m")), console.ProgressLine()):
+            pass
+
+    monkeypatch.setattr(console, "Engine", Stub)
+    asyncio.run(use())
+    assert [config.is_lasting for config in started] == [False]
 
 
 def test_an_engine_is_started_with_that_environment() -> None:

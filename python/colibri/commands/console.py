@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import FrameType
 from typing import TextIO
 
@@ -150,7 +151,7 @@ async def private_engine(config: EngineConfig, progress: ProgressLine) -> AsyncI
     Raises:
         EngineStartError: it did not start.
     """
-    engine = Engine(config, on_log=progress.log)
+    engine = Engine(replace(config, is_lasting=False), on_log=progress.log)
     engine.on_state = progress.on_state
     engine.start()
     try:

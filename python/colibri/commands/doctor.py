@@ -164,7 +164,10 @@ def memory_lines(memory: dict[str, Any]) -> list[str]:
     there = f"{readable_bytes(memory['available_bytes'])} of "
     there += f"{readable_bytes(memory['total_bytes'])} are available"
     there += f", limited to {readable_bytes(limit)} by the cgroup" if limit else ""
-    needs = f"{readable_bytes(memory['needed_bytes'])} are needed: "
+    # The process is a part of what --ram bounds, not of what is available beside it.
+    process = memory["process_bytes"] if memory["budget_bytes"] is not None else 0
+    needs = f"{readable_bytes(process + memory['needed_bytes'])} are needed: "
+    needs += f"{readable_bytes(process)} for the process, " if process else ""
     needs += f"{readable_bytes(memory['dense_bytes'])} dense, "
     slots = memory["slots"]
     needs += f"{readable_bytes(slots * memory['conversation_bytes'])} for "

@@ -82,7 +82,7 @@ def placement_rows(memory: dict[str, Any]) -> list[tuple[str, str]]:
     """Returns what is where, and whether it fits, by name."""
     budget, process = memory["budget_bytes"], memory["process_bytes"]
     if budget is None:
-        have = f"{readable_bytes(memory['available_bytes'])} are available, of which most is used"
+        have = f"{readable_bytes(memory['available_bytes'])} are available, nearly all to be used"
     else:
         have = f"{readable_bytes(budget)} by --ram, {readable_bytes(process)} of it for the process"
     slots, everything = memory["slots"], memory["experts_bytes"]

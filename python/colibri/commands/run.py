@@ -120,8 +120,8 @@ def stats_lines(
     computed = stats["prompt_tokens"] - stats["cached_tokens"]
     prompt = f"{computed:,} tokens"
     if ttft_s := (stats["ttft_ms"] or 0) / 1000:
-        prompt += f" in {ttft_s:.3g} s to the first token: {computed / ttft_s:.1f} tokens/s"
-    answer = f"{stats['completion_tokens']:,} tokens: {stats['tokens_per_second']:.1f} tokens/s"
+        prompt += f" in {ttft_s:.3g} s to the first token: {_rate(computed / ttft_s)}"
+    answer = f"{stats['completion_tokens']:,} tokens: {_rate(stats['tokens_per_second'])}"
     rows = [("prompt", prompt), ("answer", answer)]
     if perf is not None and (parts := costs.shares(perf)):
         told = ", ".join(f"{share:.1%} {name}" for name, share in parts.items())
@@ -141,6 +141,11 @@ def stats_lines(
     if limit := costs.limit(perf):
         rows.append(("limit", limit.text))
     return [f"{name:<8}{text}" for name, text in rows]
+
+
+def _rate(tokens_per_second: float) -> str:
+    digits = 1 if tokens_per_second >= 10 else 2
+    return f"{tokens_per_second:.{digits}f} tokens/s"
 
 
 def _drive(drive: Mapping[str, Any]) -> str:

@@ -30,6 +30,9 @@ def _record(args: argparse.Namespace) -> int:
     if not args.output.parent.is_dir():
         # Said before the text is routed, which may take long.
         raise UsageError(f"{args.output.parent}: no such folder")
+    if args.output.suffix != ".npz":
+        # It replaces what is there: never a text or a shard.
+        raise UsageError(f"{args.output}: the name of a trace ends with .npz")
     described: dict[str, Any] = describe_or_raise(str(folder))
     if not described["experts"]:
         raise UsageError(f"{folder}: the model has no routed experts")

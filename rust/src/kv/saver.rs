@@ -1,15 +1,17 @@
 //! Conversations are written to their files on a thread, while answers go on.
 //!
-//! Owns: the folder's lock, when what is written, what becomes of faults: one notice, and nothing is
-//! saved any more. Does not own: what a file looks like (`file`).
+//! Owns: the folder's lock, when what is written, what becomes of faults and of drives that hang: one
+//! notice, and nothing is saved any more. Does not own: what a file looks like (`file`).
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use super::KvSlot;
 use super::file::{self, Contents, Format};
@@ -19,6 +21,12 @@ use crate::store::output::Output;
 
 /// The file that an engine locks while it keeps its conversations in a folder.
 const LOCK: &str = ".coli_kv.lock";
+/// A drive on which no write and no sync has come to an end for so long hangs.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The same when the process ends: what was written is with the system then, which goes on.
+const LAST_PATIENCE: Duration = Duration::from_secs(5);
+/// Longest time between two looks at whether it does.
+const INTERVAL: Duration = Duration::from_millis(20);
 
 /// A conversation to be written.
 struct Job {
@@ -36,6 +44,12 @@ pub struct Saver {
     last: u64,
     /// What has not been written.
     pending: Vec<(u64, Arc<KvSlot>)>,
+    /// Writes and syncs of the thread that came to an end.
+    ended: Arc<AtomicU64>,
+    /// How many had when it was last seen that there were more, or that there was nothing to do.
+    seen: (u64, Instant),
+    /// The thread is not waited for any more.
+    hangs: bool,
 }
 
 impl Saver {
@@ -83,15 +97,37 @@ impl Saver {
         }
         let (jobs, queue) = channel();
         let (done, written) = channel();
-        let folder =
-            Folder { dir: dir.to_owned(), format, contents, unsynced: Vec::new(), _lock: lock };
+        let ended = Arc::new(AtomicU64::new(0));
+        let folder = Folder {
+            dir: dir.to_owned(),
+            format,
+            contents,
+            unsynced: Vec::new(),
+            ended: Arc::clone(&ended),
+            _lock: lock,
+        };
         let thread = std::thread::spawn(move || folder.serve(&queue, &done));
-        Ok(Self { jobs, written, thread, last: 0, pending: Vec::new() })
+        Ok(Self {
+            jobs,
+            written,
+            thread,
+            last: 0,
+            pending: Vec::new(),
+            ended,
+            seen: (0, Instant::now()),
+            hangs: false,
+        })
     }
 
     /// Has the conversation of `slot` written as it is now; returns the ticket by which to ask for it.
     pub fn save(&mut self, slot: usize, conversation: &KvSlot) -> u64 {
         self.last += 1;
+        if self.hangs {
+            return self.last;
+        }
+        if self.pending.is_empty() {
+            self.seen.1 = Instant::now();
+        }
         let conversation = Arc::new(conversation.snapshot());
         self.pending.push((self.last, Arc::clone(&conversation)));
         // The thread ends with this value.
@@ -111,17 +147,42 @@ impl Saver {
                 break;
             }
         }
+        if !self.pending.is_empty() && self.has_hung(PATIENCE) {
+            self.pending.clear();
+        }
         self.pending.iter().all(|(pending, _)| *pending != ticket)
     }
 
-    /// Waits for the job with this ticket.
+    /// Waits for the job with this ticket, unless the drive hangs.
     pub fn wait_for(&mut self, ticket: u64) {
         while !self.is_written(ticket) {
-            match self.written.recv() {
-                Ok(written) => self.forget(written),
-                Err(_) => self.forget(self.last),
-            }
+            self.wait_briefly();
         }
+    }
+
+    /// Waits for a job to be done, but not so long that anybody could notice.
+    pub fn wait_briefly(&mut self) {
+        match self.written.recv_timeout(INTERVAL) {
+            Ok(written) => self.forget(written),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => self.forget(self.last),
+        }
+    }
+
+    /// Whether the thread, which has something to do, has waited for the drive too long; that is
+    /// told once.
+    fn has_hung(&mut self, patience: Duration) -> bool {
+        let ended = self.ended.load(Ordering::Relaxed);
+        if ended != self.seen.0 {
+            self.seen = (ended, Instant::now());
+        } else if !self.hangs && self.seen.1.elapsed() > patience {
+            self.hangs = true;
+            eprintln!(
+                "notice: conversations are not saved any more: the drive has not answered for {} s",
+                patience.as_secs()
+            );
+        }
+        self.hangs
     }
 
     fn forget(&mut self, written: u64) {
@@ -135,9 +196,17 @@ impl Saver {
         self.pending.iter().map(|(_, conversation)| conversation.held_bytes(holders)).sum()
     }
 
-    /// Waits until everything is on the disk.
-    pub fn finish(self) {
-        drop(self.jobs);
+    /// Waits until everything is on the disk, unless the drive hangs.
+    pub fn finish(mut self) {
+        let (nothing, _) = channel();
+        drop(std::mem::replace(&mut self.jobs, nothing));
+        self.seen.1 = Instant::now();
+        while !self.thread.is_finished() {
+            if self.has_hung(LAST_PATIENCE) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
         if let Err(panic) = self.thread.join() {
             std::panic::resume_unwind(panic);
         }
@@ -148,8 +217,12 @@ impl Saver {
 fn lock(dir: &Path) -> Result<File, String> {
     let path = dir.join(LOCK);
     let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    options.write(true).create(true).truncate(false).mode(0o600);
+    options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
     let file = options.open(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+    if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
+        return Err(format!("{} is no regular file", path.display()));
+    }
     match file.try_lock() {
         Err(TryLockError::WouldBlock) => {
             Err(format!("another engine keeps its own in {}", dir.display()))
@@ -167,6 +240,8 @@ struct Folder {
     contents: Vec<Option<Contents>>,
     /// Files that were written to and not synced yet.
     unsynced: Vec<(PathBuf, File)>,
+    /// Writes and syncs that came to an end.
+    ended: Arc<AtomicU64>,
     _lock: File,
 }
 
@@ -194,6 +269,7 @@ impl Folder {
         for (path, file) in std::mem::take(&mut self.unsynced) {
             if fault.is_none() {
                 *fault = file.sync_all().map_err(|e| Error::io(&path, e)).err();
+                self.ended.fetch_add(1, Ordering::Relaxed);
                 tell(fault.as_ref());
             }
         }
@@ -215,7 +291,11 @@ impl Folder {
                 return Ok(());
             }
             file.seek(SeekFrom::End(0)).map_err(io)?;
-            let write = &mut |bytes: &[u8]| file.write_all(bytes).map_err(io);
+            let write = &mut |bytes: &[u8]| {
+                let written = file.write_all(bytes).map_err(io);
+                self.ended.fetch_add(1, Ordering::Relaxed);
+                written
+            };
             let appended = self.format.append(contents, conversation, &addition, write);
             if appended.is_err() {
                 // The fault is told; half a record that stays is told at the next start.
@@ -229,7 +309,11 @@ impl Folder {
         }
         self.contents[slot] = None;
         let mut output = Output::create_private(&self.dir, &file::name(slot))?;
-        let contents = self.format.write_whole(conversation, &mut |bytes| output.write(bytes))?;
+        let contents = self.format.write_whole(conversation, &mut |bytes| {
+            let written = output.write(bytes);
+            self.ended.fetch_add(1, Ordering::Relaxed);
+            written
+        })?;
         output.finish()?;
         self.contents[slot] = Some(contents);
         Ok(())

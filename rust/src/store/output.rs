@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Write as _;
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
@@ -43,9 +43,20 @@ impl Output {
 
     fn open(dir: &Path, name: &str, mode: u32) -> Result<Self> {
         let partial = dir.join(format!("{name}{PARTIAL}"));
+        let io = |e| Error::io(&partial, e);
+        // What is no file there, a link to somebody else's for one, is not ours; nor is it of use.
+        if fs::symlink_metadata(&partial).is_ok_and(|there| !there.is_file() && !there.is_dir()) {
+            fs::remove_file(&partial).map_err(io)?;
+        }
         let mut options = fs::OpenOptions::new();
         options.write(true).create(true).truncate(false).mode(mode);
-        let file = options.open(&partial).map_err(|e| Error::io(&partial, e))?;
+        options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+        let file = options.open(&partial).map_err(io)?;
+        let metadata = file.metadata().map_err(io)?;
+        if metadata.permissions().mode() & 0o777 & !mode != 0 {
+            // One that was left behind may have had others' permissions.
+            file.set_permissions(fs::Permissions::from_mode(mode)).map_err(io)?;
+        }
         Ok(Self { path: dir.join(name), partial, file, bytes: 0, finished: false })
     }
 
@@ -97,6 +108,36 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn what_lies_in_the_way_is_never_written_to() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (victim, partial) = (dir.path().join("victim"), dir.path().join("file.partial"));
+        fs::write(&victim, b"precious").expect("written");
+        let ways: [&dyn Fn(); 3] = [
+            &|| std::os::unix::fs::symlink(&victim, &partial).expect("a link"),
+            &|| {
+                let made = std::process::Command::new("mkfifo").arg(&partial).status();
+                assert!(made.expect("a command").success());
+            },
+            &|| {
+                fs::write(&partial, b"left behind, and longer").expect("written");
+                let open = fs::Permissions::from_mode(0o666);
+                fs::set_permissions(&partial, open).expect("its mode");
+            },
+        ];
+        for (i, put) in ways.iter().enumerate() {
+            put();
+            let mut output = Output::create_private(dir.path(), "file").expect("a file");
+            output.write(b"new").expect("room");
+            output.finish().expect("a name");
+            let file = dir.path().join("file");
+            assert_eq!(fs::read(&file).expect("a file"), b"new", "{i}");
+            let metadata = fs::symlink_metadata(&file).expect("a file");
+            assert!(metadata.is_file() && metadata.permissions().mode() & 0o777 == 0o600, "{i}");
+            assert_eq!(fs::read(&victim).expect("a file"), b"precious", "{i}");
+        }
+    }
 
     #[test]
     fn those_who_write_the_same_file_take_turns() {
