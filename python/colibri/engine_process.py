@@ -147,6 +147,8 @@ class Process(ABC):
         finally:
             os.close(engine_end)
         self._process = process
+        if self._stopping:
+            self._signal(signal.SIGKILL)
         # The pipe was asked for, so the stream exists.
         stderr = asyncio.create_task(
             self._read_stderr(cast("asyncio.StreamReader", process.stderr))
@@ -178,10 +180,11 @@ class Process(ABC):
 
     async def stop(self, step_s: float) -> None:
         """Ends the process: closes stdin, then SIGTERM, then SIGKILL, ``step_s`` apart."""
+        self._stopping = True
         process = self._process
         if process is None:
+            # One that is being started is ended by who starts it.
             return
-        self._stopping = True
         if process.stdin is not None:
             process.stdin.close()
         for number in (signal.SIGTERM, signal.SIGKILL):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -81,14 +82,29 @@ def test_what_a_command_says_for_itself_is_not_kept(monkeypatch: pytest.MonkeyPa
     assert [config.is_lasting for config in started] == [False]
 
 
-def test_an_engine_is_started_with_that_environment() -> None:
-    log: list[str] = []
-    process = EngineProcess(
+def engine_process(log: list[str]) -> EngineProcess:
+    return EngineProcess(
         on_record=lambda _record: None,
         on_pause=lambda: None,
         on_progress=lambda _stage, _done, _total: None,
         on_log=log.append,
     )
+
+
+def test_an_engine_that_is_being_started_can_be_stopped() -> None:
+    async def start_and_stop() -> int:
+        process = engine_process([])
+        shell = ("sh", "-c", "exec sleep 99")
+        life = asyncio.create_task(process.run(EngineConfig(Path("m"), command=shell)))
+        await process.stop(1.0)
+        return await asyncio.wait_for(life, 20)
+
+    assert asyncio.run(start_and_stop()) == -signal.SIGKILL
+
+
+def test_an_engine_is_started_with_that_environment() -> None:
+    log: list[str] = []
+    process = engine_process(log)
     shell = ("sh", "-c", 'echo "$SERVE $SERVE_BATCH $KV_SLOTS $CTX $COLI_MODEL $SNAP" >&2')
     assert asyncio.run(process.run(EngineConfig(Path("m"), slots=3, command=shell))) == 0
     assert log == ["1 1 3 4096 m m"]
