@@ -361,10 +361,11 @@ def test_a_disk_that_takes_no_more_is_told_once(
 def test_a_drive_that_hangs_does_not_hold_up_the_end(state: Path, tmp_path: Path) -> None:
     disk, log = FaultyDisk(tmp_path, writes=".coli_kv"), tmp_path / "log"
     with Wire(MODEL, log=log, **disk.settings) as wire:
+        say(wire, STORY[0])
         disk.set(sync_stuck=1)
         # Its sync begins, and the next turn is written after it.
-        say(wire, STORY[0])
-        wire.send(Request(STORY[1], 3, 3).frame(2, 0))
+        say(wire, STORY[1])
+        wire.send(Request(STORY[2], 3, 3).frame(2, 0))
         while not any(kind == "DATA" for kind, _ in wire.read()):
             pass
         began = time.monotonic()

@@ -127,7 +127,7 @@ def test_the_commands_record_replay_and_compare(
     other = tmp_path / "text.txt"
     other.write_text("kept")
     assert main(["trace", "record", "demo", "--text", str(other), "-o", str(other)]) != 0
-    assert "ends with .npz" in capsys.readouterr().err
+    assert "does not take the place of a text" in capsys.readouterr().err
     assert other.read_text() == "kept"
     path = str(tmp_path / "held-out.npz")
     said = main(["trace", "record", "demo", "--text", str(HELD_OUT), "--tokens", "700", "-o", path])

@@ -30,9 +30,10 @@ def _record(args: argparse.Namespace) -> int:
     if not args.output.parent.is_dir():
         # Said before the text is routed, which may take long.
         raise UsageError(f"{args.output.parent}: no such folder")
-    if args.output.suffix != ".npz":
-        # It replaces what is there: never a text or a shard.
-        raise UsageError(f"{args.output}: the name of a trace ends with .npz")
+    is_text = args.output.exists() and args.text.exists() and args.output.samefile(args.text)
+    if is_text or args.output.resolve().parent == folder.resolve():
+        # It replaces what is there.
+        raise UsageError(f"{args.output}: a trace does not take the place of a text or a model")
     described: dict[str, Any] = describe_or_raise(str(folder))
     if not described["experts"]:
         raise UsageError(f"{folder}: the model has no routed experts")
