@@ -67,3 +67,8 @@ class FaultyDisk:
     def heal(self) -> None:
         """No faults any more, and nothing counted yet."""
         self.set(**dict.fromkeys(FIELDS, 0))
+
+
+def told(log: Path, what: str) -> list[str]:
+    """The lines of an engine's log that hold this."""
+    return [line for line in log.read_text(encoding="utf-8").splitlines() if what in line]

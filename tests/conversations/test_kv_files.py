@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from colibri.models import demo_folder
-from faulty_disk import FaultyDisk
+from faulty_disk import FaultyDisk, told
 from wire import Answer, EngineEnded, Request, Wire
 
 MODEL = demo_folder()
@@ -79,10 +79,6 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def kv_file(state: Path, slot: int = 0) -> Path:
     (found,) = state.glob(f"*/.coli_kv{f'.{slot}' if slot else ''}")
     return found
-
-
-def told(log: Path, what: str) -> list[str]:
-    return [line for line in log.read_text(encoding="utf-8").splitlines() if what in line]
 
 
 @pytest.fixture(scope="module")

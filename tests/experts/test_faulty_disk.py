@@ -16,7 +16,7 @@ import pytest
 
 from colibri.models import demo_folder
 from expert_places import bytes_of, experts_of
-from faulty_disk import FaultyDisk
+from faulty_disk import FaultyDisk, told
 from wire import Answer, EngineEnded, Request, Turn, Wire
 
 MODEL = demo_folder()
@@ -36,10 +36,6 @@ def sound() -> dict[Request, Answer]:
     """What a sound drive answers."""
     with Wire(MODEL, slots=2) as wire:
         return dict(zip((STORY, OTHER), wire.ask([STORY, OTHER]), strict=True))
-
-
-def told(log: Path, what: str) -> list[str]:
-    return [line for line in log.read_text(encoding="utf-8").splitlines() if what in line]
 
 
 @pytest.mark.parametrize("fault", ["short_every", "interrupt_every"])
