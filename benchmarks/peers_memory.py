@@ -108,9 +108,9 @@ def memory_group(limit: int) -> Iterator[Path]:
     group.mkdir()
     try:
         name = "memory.limit_in_bytes" if first_version else "memory.max"
-        (group / name).write_text(f"{limit}\n")
+        (group / name).write_text(f"{limit}\n", encoding="ascii")
         os.sync()
-        Path("/proc/sys/vm/drop_caches").write_text("3\n")
+        Path("/proc/sys/vm/drop_caches").write_text("3\n", encoding="ascii")
         yield group
     finally:
         group.rmdir()

@@ -125,10 +125,10 @@ def test_the_commands_record_replay_and_compare(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = tmp_path / "text.txt"
-    other.write_text("kept")
+    other.write_text("kept", encoding="utf-8")
     assert main(["trace", "record", "demo", "--text", str(other), "-o", str(other)]) != 0
     assert "does not take the place of a text" in capsys.readouterr().err
-    assert other.read_text() == "kept"
+    assert other.read_text(encoding="utf-8") == "kept"
     path = str(tmp_path / "held-out.npz")
     said = main(["trace", "record", "demo", "--text", str(HELD_OUT), "--tokens", "700", "-o", path])
     assert said == 0
