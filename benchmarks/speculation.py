@@ -3,13 +3,16 @@
     python benchmarks/speculation.py [--model DIR] [--threads 2] [--rounds 7] [--out FILE]
 
 Three kinds of answers: a story drawn at temperature 1, a story of the likeliest tokens, and a text
-that was in the prompt before. Ratios are tokens per second with drafts to those without.
+that was in the prompt before; `prompts` are long ones, of which nothing is said. Ratios are tokens
+per second with drafts to those without, and `needed` the share of drafted tokens that were needed.
+Memory is what `RAM_GB` allows. For a model that drafts by itself: `scripts/make_big_model.py --drafts`.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 import time
 from importlib import resources
 from pathlib import Path
@@ -25,6 +28,8 @@ KINDS = {
     "likeliest": (STORY, 0.0),
     "said before": ((STORY + "he met a frog who could not swim, and they became friends. ") * 3, 0),
 }
+# Words of a prompt of which one token is answered, in an order of its own each time.
+PROMPT_WORDS = 500
 
 
 class Drafting(Colibri):
@@ -33,6 +38,23 @@ class Drafting(Colibri):
     def __init__(self, model: Path, threads: int, speculate: str) -> None:
         os.environ["COLIBRI_SPECULATE"] = speculate
         super().__init__(model, threads)
+        self.drafted = self.needed = 0
+
+    def prompt(self, seed: int) -> Timing:
+        """A prompt that nobody has asked before, up to its first token."""
+        assert self.process.stdin is not None
+        words = random.Random(seed).choices(STORY.split(), k=PROMPT_WORDS)
+        options = {"ignore_eos": "1"}
+        start, cpu = time.perf_counter(), cpu_seconds(self.process.pid)
+        self.process.stdin.write(
+            _core.format_submit(self.next_id, 0, " ".join(words).encode(), 1, 0.0, 1.0, options)
+        )
+        self.process.stdin.flush()
+        self.next_id += 1
+        while not any(kind == "DONE" for kind, _ in self.records()):
+            pass
+        wall = time.perf_counter() - start
+        return Timing(PROMPT_WORDS, wall, cpu_seconds(self.process.pid) - cpu)
 
     def answer(self, text: str, temperature: float, seed: int, tokens: int) -> Timing:
         assert self.process.stdin is not None
@@ -47,6 +69,9 @@ class Drafting(Colibri):
             for kind, fields in self.records():
                 if kind == "DATA" and not start:
                     start, cpu = time.perf_counter(), cpu_seconds(self.process.pid)
+                elif kind == "PERF" and fields.get("drafted"):
+                    drafted, needed = fields["drafted"], fields["drafted_right"]
+                    self.drafted, self.needed = self.drafted + drafted, self.needed + needed
                 elif kind == "DONE":
                     wall = time.perf_counter() - start
                     spent = cpu_seconds(self.process.pid) - cpu
@@ -64,17 +89,26 @@ def main() -> None:
 
     model = args.model or Path(str(resources.files("colibri") / "demo_model"))
     engines = {name: Drafting(model, args.threads, name) for name in ("auto", "off")}
-    timings: dict[str, list[dict[str, Timing]]] = {kind: [] for kind in KINDS}
+    timings: dict[str, list[dict[str, Timing]]] = {kind: [] for kind in [*KINDS, "prompts"]}
+    drafts = {kind: [0, 0] for kind in KINDS}
     # The first round brings experts into memory and is not counted.
     for i in range(args.rounds + 1):
         for kind, (text, temperature) in KINDS.items():
             order = list(engines) if i % 2 == 0 else list(engines)[::-1]
+            auto = engines["auto"]
+            auto.drafted = auto.needed = 0
             pair = {name: engines[name].answer(text, temperature, i, args.tokens) for name in order}
             if i:
                 timings[kind].append(pair)
+                drafts[kind] = [drafts[kind][0] + auto.drafted, drafts[kind][1] + auto.needed]
+        pair = {name: engines[name].prompt(i) for name in order}
+        if i:
+            timings["prompts"].append(pair)
     for engine in engines.values():
         engine.stop()
     results: dict[str, Any] = {kind: figures(pairs) for kind, pairs in timings.items()}
+    for kind, (drafted, needed) in drafts.items():
+        results[kind] |= {"drafted": drafted, "needed": round(needed / max(drafted, 1), 2)}
     write_report({"what": "drafts", "model": model.name, "results": results}, args.out)
 
 

@@ -1,13 +1,15 @@
 """A converted model of random weights with the layers of GLM-5.2, cut to a size that disks hold.
 
-    python scripts/make_big_model.py DIR [--gb 8] [--layers 4] [--skew 0.1] [--seed 1]
+    python scripts/make_big_model.py DIR [--gb 8] [--layers 4] [--skew 0.1] [--seed 1] [--drafts]
 
 The layers are those of GLM-5.2 in full width: hidden size 6144, latent and sparse attention, one
 dense layer, then `--layers` sparse ones of experts of 2048, of which a token takes 8. `--gb` says
 how many experts there are of the 256 that a layer has there. It is a container as `colibri
 convert` writes it (docs/formats.md): experts in int4-g64, one aligned record each, the rest in
 int8-g64 or bf16; its bytes are random, so that it is written as fast as the disk goes. The
-weights mean nothing. A router's bias makes some experts of each layer likelier, with a standard
+weights mean nothing, but with `--drafts`: then a token mostly follows from the one before it, and
+a layer behind the last predicts that (docs/design/0020-mtp.md), so that the likeliest tokens are as
+it says, and of those drawn at temperature 1 about four in five. A router's bias makes some experts of each layer likelier, with a standard
 deviation of `--skew` beside scores between 0 and 1: 0 is the worst case for any cache. The
 tokenizer is the demo model's.
 """
@@ -42,6 +44,8 @@ SPREAD = {8: 73.9, 4: 4.61}
 # Random bytes are taken from anywhere in a block of so many.
 BLOCK_BYTES = 64 << 20
 LOGITS = 2.5
+# With `--drafts`: of embeddings beside what layers add, and the logit of the token that follows.
+LOUD, FOLLOWS = 8.0, 9.0
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,7 @@ class Tensor:
         yield bytes(self.n_bytes - length)
 
 
-def configuration(layers: int, experts: int) -> dict[str, Any]:
+def configuration(layers: int, experts: int, drafts: bool) -> dict[str, Any]:
     return {
         "architectures": ["GlmMoeDsaForCausalLM"],
         "model_type": "glm_moe_dsa",
@@ -152,7 +156,7 @@ def configuration(layers: int, experts: int) -> dict[str, Any]:
         "num_experts_per_tok": TOP_K,
         "num_hidden_layers": 1 + layers,
         "num_key_value_heads": HEADS,
-        "num_nextn_predict_layers": 0,
+        "num_nextn_predict_layers": int(drafts),
         "q_lora_rank": Q_LORA,
         "qk_head_dim": NOPE + ROPE,
         "qk_nope_head_dim": NOPE,
@@ -184,12 +188,32 @@ def draw(source: Source, rows: int, inputs: int, gain: float = 1.0) -> np.ndarra
     return drawn * np.float32(gain / math.sqrt(inputs))
 
 
-def dense_tensors(source: Source, layers: int, experts: int, skew: float) -> Iterator[Tensor]:
+def embedding_and_head(source: Source, drafts: bool) -> tuple[np.ndarray, np.ndarray]:
+    if not drafts:
+        embedding = draw(source, VOCABULARY, HIDDEN, math.sqrt(HIDDEN))
+        return embedding, draw(source, VOCABULARY, HIDDEN, LOGITS)
+    embedding = draw(source, VOCABULARY, HIDDEN, LOUD * math.sqrt(HIDDEN))
+    head = np.empty_like(embedding)
+    # All tokens come once before one comes again.
+    head[(np.arange(VOCABULARY) * 5 + 3) % VOCABULARY] = embedding * (FOLLOWS / LOUD / HIDDEN)
+    return embedding, head
+
+
+def dense_tensors(
+    source: Source, layers: int, experts: int, skew: float, drafts: bool
+) -> Iterator[Tensor]:
     ones = np.ones
-    yield floats("model.embed_tokens.weight", draw(source, VOCABULARY, HIDDEN, math.sqrt(HIDDEN)))
-    yield floats("lm_head.weight", draw(source, VOCABULARY, HIDDEN, LOGITS))
+    embedding, head = embedding_and_head(source, drafts)
+    yield floats("model.embed_tokens.weight", embedding)
+    yield floats("lm_head.weight", head)
     yield floats("model.norm.weight", ones(HIDDEN))
-    for layer in range(1 + layers):
+    if drafts:
+        prefix = f"model.layers.{1 + layers}"
+        for norm in ("enorm", "hnorm", "shared_head.norm"):
+            yield floats(f"{prefix}.{norm}.weight", ones(HIDDEN))
+        # The embedding's half goes in as it is.
+        yield floats(f"{prefix}.eh_proj.weight", np.eye(HIDDEN, 2 * HIDDEN, dtype=np.float32))
+    for layer in range(1 + layers + drafts):
         prefix = f"model.layers.{layer}"
         yield floats(f"{prefix}.input_layernorm.weight", ones(HIDDEN))
         yield floats(f"{prefix}.post_attention_layernorm.weight", ones(HIDDEN))
@@ -271,6 +295,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4, help="sparse ones (default: 4)")
     parser.add_argument("--skew", type=float, default=0.1, help="of the routing (default: 0.1)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--drafts", action="store_true", help="with a layer that predicts a token")
     args = parser.parse_args()
     one = next(expert_tensors(1, 1)).n_bytes
     experts = round(args.gb * 1e9 / one / args.layers)
@@ -283,7 +308,7 @@ def main() -> None:
     args.folder.mkdir()
     source = Source(args.seed)
     began = time.monotonic()
-    small = {"config.json": json.dumps(configuration(args.layers, experts), indent=2).encode()}
+    small = {"config.json": json.dumps(configuration(args.layers, experts, args.drafts), indent=2).encode()}
     small["tokenizer.json"] = (demo_folder() / "tokenizer.json").read_bytes()
     files: dict[str, Any] = {}
     for name, content in small.items():
@@ -291,10 +316,10 @@ def main() -> None:
         files[name] = {"bytes": len(content), "blake3": blake3.blake3(content).hexdigest()}
     shards = {
         "model-dense-00001.safetensors": list(
-            dense_tensors(source, args.layers, experts, args.skew)
+            dense_tensors(source, args.layers, experts, args.skew, args.drafts)
         )
     }
-    for layer in range(1, 1 + args.layers):
+    for layer in range(1, 1 + args.layers + args.drafts):
         shards[f"model-experts-{layer:05}.safetensors"] = list(expert_tensors(layer, experts))
     for number, (name, tensors) in enumerate(shards.items(), 1):
         files[name] = write(args.folder / name, tensors, source)

@@ -390,6 +390,7 @@ fn serve(args: &Args, model: &Path, legacy: Option<LegacyOptions>) -> Result<i32
         mirrors: args.model_mirror.as_deref().map(split_dirs).unwrap_or_default(),
         reads: args.reads,
         read_limit: args.read_limit,
+        mtp: args.speculate != Guessing::Off,
     };
     let mut reported = None;
     let mut engine = Engine::load(model, &options, &mut |done, total| {

@@ -84,7 +84,7 @@ pub fn examine(dir: &Path, options: &RunnerOptions) -> Value {
     let mut memory = Value::Null;
     let mut files = Value::Null;
     let tokenizer = load_tokenizer(dir).map_err(|error| errors.push(error)).ok();
-    match Survey::begin(dir, &options.more_dirs, ctx, true) {
+    match Survey::begin(dir, &options.more_dirs, ctx, true, options.mtp) {
         Err(error) => {
             errors.push(error);
             // Of an unknown family, the files can still be judged.

@@ -4,6 +4,7 @@
 //! forward pass (`model`).
 
 mod draft;
+mod predict;
 mod sequence;
 mod step;
 #[cfg(test)]
@@ -188,7 +189,7 @@ impl Engine {
         let tokenizer = load_tokenizer(dir)?;
         let runner = Runner::load(dir, options, progress)?;
         check_vocabulary(dir, &tokenizer, runner.model.decoder.vocab())?;
-        let mut drafting = Drafting::default();
+        let mut drafting = Drafting::new(runner.model.decoder.mtp.is_some());
         // A state that took in a draft cannot be had without it.
         if runner.model.layouts().iter().any(|layout| matches!(layout, LayerLayout::State(_))) {
             drafting.turn_off();

@@ -95,7 +95,9 @@ impl LayerKv {
 
     /// Another conversation with the first `len` positions.
     fn fork(&self, len: usize) -> Self {
-        Self { layout: self.layout, blocks: self.blocks[..len.div_ceil(KV_BLOCK)].to_vec() }
+        // A layer that drafts may know less.
+        let blocks = len.div_ceil(KV_BLOCK).min(self.blocks.len());
+        Self { layout: self.layout, blocks: self.blocks[..blocks].to_vec() }
     }
 
     /// Stores `key` `[heads][k_dim]` and `value` `[heads][v_dim]` of `position`.
@@ -134,7 +136,12 @@ impl LayerKv {
         let KvLayout { heads, k_dim, v_dim, index_dim } = self.layout;
         let mut rows = Vec::with_capacity(positions.len() * self.layout.stored_floats());
         for position in positions {
-            let (block, at) = (&self.blocks[position / KV_BLOCK], position % KV_BLOCK);
+            // Nothing is known there; see [`KvSlot::drafting`].
+            let Some(block) = self.blocks.get(position / KV_BLOCK) else {
+                rows.resize(rows.len() + self.layout.stored_floats(), 0.0);
+                continue;
+            };
+            let at = position % KV_BLOCK;
             for head in 0..heads {
                 take_from_tile(&block.keys[head * KV_BLOCK * k_dim..], at, k_dim, &mut rows);
             }
@@ -237,6 +244,8 @@ enum LayerMemory {
 pub struct KvSlot {
     tokens: Vec<u32>,
     layers: Vec<LayerMemory>,
+    /// Tokens that the layer that drafts has taken in, in its own count: some may have been left out.
+    drafting: usize,
 }
 
 impl KvSlot {
@@ -246,12 +255,37 @@ impl KvSlot {
             LayerLayout::Positions(layout) => LayerMemory::Positions(LayerKv::new(layout)),
             LayerLayout::State(layout) => LayerMemory::State(LayerState::new(layout)),
         };
-        Self { tokens: Vec::new(), layers: layouts.iter().map(memory).collect() }
+        Self { tokens: Vec::new(), layers: layouts.iter().map(memory).collect(), drafting: 0 }
     }
 
     /// Tokens that the memory stands for.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
+    }
+
+    /// Positions that the layer that drafts knows: they follow one another, whatever it left out of
+    /// the conversation. What it knows decides how often its drafts are right, and nothing else.
+    pub fn drafting(&self) -> usize {
+        self.drafting
+    }
+
+    /// Notes that the layer that drafts has taken in so many positions more.
+    pub fn commit_drafting(&mut self, positions: usize) {
+        self.drafting += positions;
+    }
+
+    /// Has the layer that drafts begin anew.
+    pub fn forget_drafting(&mut self) {
+        self.drafting = 0;
+    }
+
+    /// Finds out what `layer`, which drafts, knows of a conversation that was read from a file: there,
+    /// what it does not know is zeros.
+    pub fn find_drafting(&mut self, layer: usize) {
+        let (kv, most) = (self.layer(layer), self.tokens.len().saturating_sub(1));
+        let is_known = |&at: &usize| kv.stored(at..at + 1).iter().any(|&x| x != 0.0);
+        // Where turns met, a few may be missing.
+        self.drafting = (0..most).rev().find(is_known).map_or(0, |last| last + 1);
     }
 
     /// Keys and values of a layer.
@@ -358,6 +392,8 @@ impl KvSlot {
     /// not.
     fn cut(&mut self, len: usize) {
         self.tokens.truncate(len);
+        // The last token's successor is not known any more.
+        self.drafting = self.drafting.min(len.saturating_sub(1));
         for layer in &mut self.layers {
             match layer {
                 LayerMemory::Positions(kv) => kv.blocks.truncate(len.div_ceil(KV_BLOCK)),
@@ -377,7 +413,11 @@ impl KvSlot {
             LayerMemory::Positions(kv) => LayerMemory::Positions(kv.fork(len)),
             LayerMemory::State(state) => LayerMemory::State(state.fork(len)),
         };
-        Self { tokens: self.tokens[..len].to_vec(), layers: self.layers.iter().map(fork).collect() }
+        Self {
+            tokens: self.tokens[..len].to_vec(),
+            layers: self.layers.iter().map(fork).collect(),
+            drafting: self.drafting.min(len.saturating_sub(1)),
+        }
     }
 
     /// The largest number of tokens up to `len` after which the states of all layers are known.

@@ -13,6 +13,7 @@ mod gqa;
 mod linear_attention;
 mod loader;
 mod mla;
+mod mtp;
 mod rope;
 mod router;
 mod summary;
@@ -31,6 +32,7 @@ use crate::threads::Team;
 pub use decoder::{Decoder, Logits};
 pub use dsa::Selection;
 pub use loader::Loader;
+pub use mtp::{Mtp, Predicted};
 pub use summary::summary;
 pub use survey::Survey;
 
@@ -68,6 +70,8 @@ pub struct Step<'a> {
     pub phases: &'a mut Phases,
     /// Where to record routing, if wanted.
     pub trace: Option<&'a mut Trace>,
+    /// Where to put the normed states of all rows, `[rows][hidden]`, if they are wanted.
+    pub states: Option<&'a mut Vec<f32>>,
     /// Positions each row attends to, as the last indexer chose; latent attention fills it.
     pub selection: Vec<Selection>,
     /// Asked between layers and while experts are waited for; true abandons the pass.
@@ -84,7 +88,7 @@ pub struct Model {
     pub n_experts: usize,
     /// Experts a row takes.
     pub top_k: usize,
-    /// Layer number of each row of the expert map.
+    /// Layer number of each row of the expert map, that of [`Decoder::mtp`] included.
     pub sparse_layers: Vec<usize>,
     /// Most positions the model was made for.
     pub max_positions: usize,

@@ -5,6 +5,7 @@
 
 pub mod budget;
 mod conversations;
+mod predict;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -19,11 +20,12 @@ use crate::gpu::DeviceKind;
 use crate::kernels::Kernels;
 use crate::kv::saver::Saver;
 use crate::kv::{KvSlot, LayerLayout};
-use crate::model::{Logits, Model, Row, Step, Survey, Trace};
+use crate::model::{Decoder, Logits, Model, Row, Step, Survey, Trace};
 use crate::store::{ModelPart, Reads};
 use crate::telemetry::Phases;
 use crate::threads::Team;
 use budget::{Budget, Keeper, refuse_hopeless};
+pub use predict::Unread;
 
 /// Context where none is asked for.
 pub const DEFAULT_CTX: usize = 4096;
@@ -61,6 +63,8 @@ pub struct RunnerOptions {
     pub reads: Reads,
     /// Longest time that a read of an expert is waited for.
     pub read_limit: Duration,
+    /// Whether the model's own layer for drafts is loaded, if it has one.
+    pub mtp: bool,
 }
 
 impl Default for RunnerOptions {
@@ -80,6 +84,7 @@ impl Default for RunnerOptions {
             mirrors: Vec::new(),
             reads: Reads::Auto,
             read_limit: READ_LIMIT,
+            mtp: false,
         }
     }
 }
@@ -123,7 +128,7 @@ impl Runner {
     ) -> Result<Self> {
         let before = cpu::anonymous_bytes();
         let wanted = options.ctx.unwrap_or(DEFAULT_CTX);
-        let survey = Survey::begin(dir, &options.more_dirs, wanted, false)?.whole()?;
+        let survey = Survey::begin(dir, &options.more_dirs, wanted, false, options.mtp)?.whole()?;
         let budget = Budget::of_process(options, before);
         budget.begin(before);
         let threads = options.threads.unwrap_or_else(cpu::n_threads);
@@ -238,30 +243,30 @@ impl Runner {
         trace: Option<&mut Trace>,
         interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<Vec<f32>> {
+        self.forward_with_states(rows, wanted, trace, None, interrupted)
+    }
+
+    /// As [`Self::forward`]; the normed states of all rows, `[rows][hidden]`, are put into `states`.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn forward_with_states(
+        &mut self,
+        rows: &[Row],
+        wanted: Logits,
+        trace: Option<&mut Trace>,
+        states: Option<&mut Vec<f32>>,
+        interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<Vec<f32>> {
         let logits = match wanted {
             Logits::All => rows.len(),
             Logits::Of(rows) => rows.len(),
         };
-        let held = self.saver.as_ref().map_or(0, Saver::held_bytes);
-        let step = self.step_bytes(rows.len(), logits).saturating_add(held);
-        let mut lengths: Vec<usize> = self.slots.iter().map(|slot| slot.tokens().len()).collect();
-        for row in rows {
-            lengths[row.slot] = lengths[row.slot].max(row.position + 1);
-        }
-        self.keeper.make_room(&mut self.experts, lengths.into_iter(), step);
-        let mut step = Step {
-            kernels: &self.kernels,
-            team: &self.team,
-            rows,
-            slots: &mut self.slots,
-            experts: &mut self.experts,
-            phases: &mut self.phases,
-            trace,
-            selection: Vec::new(),
-            interrupted,
-        };
+        self.make_room(rows, rows.len(), logits);
         let start = Instant::now();
-        let logits = self.model.decoder.forward(&mut step, wanted);
+        let logits = self.with_step(rows, trace, states, interrupted, |decoder, step| {
+            decoder.forward(step, wanted)
+        });
         // One that failed tells nothing of how long they take.
         let slower_way =
             logits.is_ok().then(|| self.experts.end_step(rows.len(), start.elapsed())).flatten();
@@ -275,6 +280,41 @@ impl Runner {
         }
         self.keeper.watch(&mut self.experts);
         Ok(logits)
+    }
+
+    /// Makes room for a step of `n` rows and so many logits, `rows` of which add to their slots.
+    fn make_room(&mut self, rows: &[Row], n: usize, logits: usize) {
+        let held = self.saver.as_ref().map_or(0, Saver::held_bytes);
+        let step = self.step_bytes(n, logits).saturating_add(held);
+        let mut lengths: Vec<usize> = self.slots.iter().map(|slot| slot.tokens().len()).collect();
+        for row in rows {
+            lengths[row.slot] = lengths[row.slot].max(row.position + 1);
+        }
+        self.keeper.make_room(&mut self.experts, lengths.into_iter(), step);
+    }
+
+    /// Runs a part of the model on `rows`.
+    fn with_step<R>(
+        &mut self,
+        rows: &[Row],
+        trace: Option<&mut Trace>,
+        states: Option<&mut Vec<f32>>,
+        interrupted: &mut dyn FnMut() -> bool,
+        run: impl FnOnce(&Decoder, &mut Step) -> R,
+    ) -> R {
+        let mut step = Step {
+            kernels: &self.kernels,
+            team: &self.team,
+            rows,
+            slots: &mut self.slots,
+            experts: &mut self.experts,
+            phases: &mut self.phases,
+            trace,
+            states,
+            selection: Vec::new(),
+            interrupted,
+        };
+        run(&self.model.decoder, &mut step)
     }
 
     /// Allows at most `bytes` of experts in memory, at least those of one row, until there has been

@@ -1,5 +1,5 @@
 //! Sixteen conversations that come, are stopped and go at random: what each says is bit for bit
-//! what it says alone on an engine that has done nothing before.
+//! what it says alone, without drafts, on an engine that has done nothing before.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -32,7 +32,7 @@ impl Random {
 
 fn engine(fixture: &str, slots: usize) -> Engine {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/oracle").join(fixture);
-    let options = RunnerOptions { slots, ctx: Some(CTX), ..RunnerOptions::default() };
+    let options = RunnerOptions { slots, ctx: Some(CTX), mtp: true, ..RunnerOptions::default() };
     Engine::load(&dir, &options, &mut |_, _| {}).expect("the fixture loads")
 }
 
@@ -91,6 +91,7 @@ fn record(events: Vec<Event>, said: &mut HashMap<u64, Said>) {
 
 fn alone(fixture: &str, job: usize) -> Said {
     let mut engine = engine(fixture, 1);
+    engine.never_draft();
     let mut said = HashMap::new();
     engine.submit(Request { id: 1, ..request(job) }).expect("admitted");
     while !engine.active_ids().is_empty() {

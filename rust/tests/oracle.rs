@@ -135,6 +135,10 @@ fn only_layers_of_multi_token_prediction_are_left_unused_and_that_is_told() {
             let first = if apart { "mtp.fc".into() } else { format!("model.layers.{layers}.") };
             let first = format!("the first is {first}");
             assert!(notices.len() == 1 && notices[0].contains(&first), "{name}: {notices:?}");
+            let options = RunnerOptions { mtp: true, ..RunnerOptions::default() };
+            let model = load(name, &options).model;
+            assert_eq!(model.notices.is_empty(), own, "{name}: {:?}", model.notices);
+            assert_eq!(model.decoder.mtp.is_some(), own, "{name}");
         } else {
             assert!(notices.is_empty(), "{name}: {notices:?}");
         }

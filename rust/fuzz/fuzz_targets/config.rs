@@ -71,7 +71,7 @@ fuzz_target!(|data: &[u8]| {
     let most = MAX_FACTOR * (data.len() + family.headers);
     let told = MEMORY.bounded(most, || summary(dir, &[]));
     let most = most + MAX_WEIGHTS * family.weights;
-    let load = || Survey::begin(dir, &[], CTX, false)?.whole()?.load(&mut |_, _| {});
+    let load = || Survey::begin(dir, &[], CTX, false, true)?.whole()?.load(&mut |_, _| {});
     match MEMORY.bounded(most, load) {
         Ok(model) => {
             // What loads is told to be supported.

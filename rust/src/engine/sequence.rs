@@ -2,12 +2,12 @@
 
 use std::time::Instant;
 
-use super::draft::Luck;
+use super::draft::{Luck, Source};
 use super::{Event, Generated, Request};
 use crate::error::Error;
 use crate::kernels::top_k;
 use crate::model::Row;
-use crate::runner::Runner;
+use crate::runner::{Runner, Unread};
 use crate::sample::{logprobs, sample};
 use crate::store::DriveUse;
 use crate::telemetry::{Phases, Traffic, entropy_bits};
@@ -35,8 +35,12 @@ pub struct Sequence {
     /// Most tokens to generate, context considered.
     limit: usize,
     emitted: usize,
-    /// How often its drafts are right.
+    /// How often drafts of what was said are right.
     pub luck: Luck,
+    /// The same of those by the model's own layer, once it has been asked.
+    pub layer_luck: Option<Luck>,
+    /// States of the last tokens of the slot, `[n][hidden]`, that the layer has not taken in.
+    pub unread: Vec<f32>,
     drafts: Drafts,
     text: Utf8Stream,
     /// A token whose text ends within a character; it goes out once its successor is known, so
@@ -139,6 +143,8 @@ impl Sequence {
             reused,
             emitted: 0,
             luck: Luck::default(),
+            layer_luck: None,
+            unread: Vec::new(),
             drafts: Drafts::default(),
             text: Utf8Stream::new(),
             held: None,
@@ -167,9 +173,33 @@ impl Sequence {
         self.limit - self.emitted
     }
 
+    /// What the layer that drafts has not taken in, with the tokens after it: those of the slot and, of
+    /// an answer whose last state is to be taken in too, the one drawn last.
+    pub fn unread(&self, runner: &Runner, with_last: bool) -> Unread<'_> {
+        let hidden = runner.model.decoder.embed.n_in;
+        let slot = self.request.slot;
+        let tokens = runner.slots[slot].tokens();
+        let first = tokens.len() + 1 - self.unread.len() / hidden;
+        let mut next = tokens.get(first..).unwrap_or_default().to_vec();
+        if let Stage::Decode { token } = self.stage
+            && with_last
+        {
+            next.push(token);
+        }
+        Unread { slot, states: &self.unread[..next.len() * hidden], next }
+    }
+
+    /// Forgets what the layer has not taken in, but for the last `n` tokens.
+    pub fn keep_unread(&mut self, n: usize, hidden: usize) {
+        self.unread.drain(..self.unread.len().saturating_sub(n * hidden));
+    }
+
     /// Notes that `right` of `drafted` tokens were needed.
-    pub fn note_draft(&mut self, right: usize, drafted: usize) {
-        self.luck.note(right, drafted);
+    pub fn note_draft(&mut self, source: Source, right: usize, drafted: usize) {
+        match (source, &mut self.layer_luck) {
+            (Source::Layer, Some(luck)) => luck.note(right, drafted),
+            _ => self.luck.note(right, drafted),
+        }
         self.drafts.right += right as u64;
         self.drafts.drafted += drafted as u64;
     }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::draft::continuation;
+use super::draft::{Source, continuation};
 use super::sequence::{Sequence, Stage};
 use super::wave::shares;
 use super::{Engine, Event};
@@ -15,12 +15,22 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const WORTH_WAITING: usize = 32;
 
 /// What one sequence has in a step.
-struct Part {
+pub(super) struct Part {
     /// Place in [`Engine::active`].
-    index: usize,
-    rows: Vec<Row>,
+    pub(super) index: usize,
+    pub(super) rows: Vec<Row>,
     /// Of how many of the rows, the last ones, the logits are wanted.
     wanted: usize,
+    /// Where the rows behind an answer's first come from.
+    pub(super) source: Source,
+}
+
+/// What was computed for some parts.
+struct Computed {
+    /// `[rows that they are wanted of][vocab]`
+    logits: Vec<f32>,
+    /// `[rows][hidden]`, if the layer that drafts needs them.
+    states: Vec<f32>,
 }
 
 impl Engine {
@@ -33,7 +43,7 @@ impl Engine {
         let mut events = Vec::new();
         let mut ended: Vec<(u64, usize)> =
             self.active.iter().map(|seq| (seq.request.id, seq.request.slot)).collect();
-        let answers = self.answers();
+        let answers = self.answers(interrupted);
         let prompts = self.prompts(answers.iter().map(|part| part.rows.len()).sum());
         for part in &prompts {
             let sequence = &self.active[part.index];
@@ -70,9 +80,9 @@ impl Engine {
             is_asked && ids.iter().any(|&id| interrupted(id))
         };
         match self.forward(parts, &mut is_over) {
-            Ok(logits) => {
+            Ok(computed) => {
                 self.note_time(parts, n_answers, start.elapsed());
-                self.go_on(parts, &logits, events);
+                self.go_on(parts, &computed, events);
             }
             Err(Error::Interrupted) => {}
             // One sequence's fault must not end the others': each is tried alone.
@@ -80,7 +90,7 @@ impl Engine {
                 for part in parts.chunks(1) {
                     match self.forward(part, &mut is_over) {
                         Err(Error::Interrupted) => break,
-                        Ok(logits) => self.go_on(part, &logits, events),
+                        Ok(computed) => self.go_on(part, &computed, events),
                         Err(error) => self.active[part[0].index].fail(error, events),
                     }
                 }
@@ -91,25 +101,36 @@ impl Engine {
     }
 
     /// The next row of every answer, and those of its draft.
-    fn answers(&mut self) -> Vec<Part> {
+    fn answers(&mut self, interrupted: &mut dyn FnMut(u64) -> bool) -> Vec<Part> {
         let decoding = |seq: &Sequence| matches!(seq.stage, Stage::Decode { .. });
         let answers = self.active.iter().filter(|seq| decoding(seq)).count();
         self.drafting.begin_step();
-        let active = self.active.iter().enumerate().filter(|(_, seq)| decoding(seq));
-        active
-            .map(|(index, seq)| {
-                let first = seq.next_row(&self.runner);
-                let most = self.drafting.most(seq.luck, answers).min(seq.left() - 1);
-                let mut rows = vec![first];
-                if most > 0 {
-                    let mut said = self.runner.slots[first.slot].tokens().to_vec();
-                    said.push(first.token);
-                    let draft = (first.position + 1..).zip(continuation(&said, most));
-                    rows.extend(draft.map(|(position, &token)| Row { position, token, ..first }));
-                }
-                Part { index, wanted: rows.len(), rows }
-            })
-            .collect()
+        let (mut parts, mut asked, mut ids) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, seq) in self.active.iter_mut().enumerate().filter(|(_, seq)| decoding(seq)) {
+            let first = seq.next_row(&self.runner);
+            let layer_luck = *seq.layer_luck.get_or_insert_with(|| self.drafting.layer_luck());
+            let most = self.drafting.most(seq.luck, layer_luck, answers);
+            let left = seq.left() - 1;
+            let mut rows = vec![first];
+            if most.said.min(left) > 0 {
+                let mut said = self.runner.slots[first.slot].tokens().to_vec();
+                said.push(first.token);
+                let draft = (first.position + 1..).zip(continuation(&said, most.said.min(left)));
+                rows.extend(draft.map(|(position, &token)| Row { position, token, ..first }));
+            }
+            if rows.len() == 1 && most.layer.min(left) > 0 && !seq.unread.is_empty() {
+                asked.push((parts.len(), most.layer.min(left)));
+                ids.push(seq.request.id);
+            }
+            parts.push(Part { index, wanted: 1, rows, source: Source::Said });
+        }
+        let start = Instant::now();
+        let mut is_over = || start.elapsed() > PATIENCE && ids.iter().any(|&id| interrupted(id));
+        self.predict(&mut parts, &asked, &mut is_over);
+        for part in &mut parts {
+            part.wanted = part.rows.len();
+        }
+        parts
     }
 
     /// Notes how long a step took whose first parts are answers.
@@ -180,30 +201,41 @@ impl Engine {
                     index,
                     rows: (done..).zip(tokens).map(row).collect(),
                     wanted: usize::from(done + share == request.prompt.len()),
+                    source: Source::Said,
                 }
             })
             .collect()
     }
 
-    /// Computes the parts together; the logits `[rows that they are wanted of][vocab]`.
+    /// Computes the parts together.
     fn forward(
         &mut self,
         parts: &[Part],
         interrupted: &mut dyn FnMut() -> bool,
-    ) -> Result<Vec<f32>> {
+    ) -> Result<Computed> {
         let mut rows = Vec::new();
         let mut wanted = Vec::new();
         for part in parts {
             rows.extend_from_slice(&part.rows);
             wanted.extend(rows.len() - part.wanted..rows.len());
         }
-        self.runner.forward(&rows, Logits::Of(&wanted), None, interrupted)
+        let mut states = Vec::new();
+        let kept = self.drafting.has_layer().then_some(&mut states);
+        let wanted = Logits::Of(&wanted);
+        let logits = self.runner.forward_with_states(&rows, wanted, None, kept, interrupted)?;
+        Ok(Computed { logits, states })
     }
 
     /// Lets the sequences go on with what was computed for them.
-    fn go_on(&mut self, parts: &[Part], logits: &[f32], events: &mut Vec<Event>) {
-        let mut logits = logits.chunks_exact(self.runner.model.decoder.vocab());
+    fn go_on(&mut self, parts: &[Part], computed: &Computed, events: &mut Vec<Event>) {
+        let decoder = &self.runner.model.decoder;
+        let (hidden, vocab) = (decoder.embed.n_in, decoder.vocab());
+        let mut logits = computed.logits.chunks_exact(vocab);
+        let mut states = &computed.states[..];
+        let mut prompts = Vec::new();
         for part in parts {
+            let of_rows = states.split_off(..(part.rows.len() * hidden).min(states.len()));
+            let of_rows = of_rows.unwrap_or_default();
             let sequence = &mut self.active[part.index];
             let mut logits = logits.by_ref().take(part.wanted);
             if matches!(sequence.stage, Stage::Prefill) {
@@ -212,6 +244,8 @@ impl Engine {
                 if let Some(logits) = logits.next() {
                     sequence.take_logits(logits, done, &self.tokenizer, &self.runner, events);
                 }
+                self.keep_states(part.index, of_rows);
+                prompts.push(part.index);
                 continue;
             }
             // A row serves as long as its token is the one that was drawn.
@@ -226,10 +260,17 @@ impl Engine {
             }
             logits.for_each(drop);
             if part.rows.len() > 1 {
-                sequence.note_draft(kept - 1, part.rows.len() - 1);
+                sequence.note_draft(part.source, kept - 1, part.rows.len() - 1);
                 let slot = &mut self.runner.slots[sequence.request.slot];
                 slot.truncate_to(part.rows[0].position + kept);
+                if part.source == Source::Layer {
+                    self.drafting.note_layer(kept - 1, part.rows.len() - 1);
+                }
             }
+            self.keep_states(part.index, &of_rows[..(kept * hidden).min(of_rows.len())]);
+        }
+        if self.drafting.has_layer() {
+            self.take_in(&prompts);
         }
     }
 }

@@ -1,5 +1,8 @@
 //! Answers are the same whatever is drafted.
 
+mod layer;
+
+use super::draft::Most;
 use super::*;
 use crate::runner::RunnerOptions;
 
@@ -40,7 +43,11 @@ fn request(job: u64) -> Request {
 type Said = (Vec<(u32, Option<u32>, Vec<(u32, u32)>)>, Option<bool>, Vec<u32>);
 
 fn answer(engine: &mut Engine, job: u64) -> (Said, Drafts) {
-    let request = request(job);
+    answer_to(engine, request(job))
+}
+
+fn answer_to(engine: &mut Engine, request: Request) -> (Said, Drafts) {
+    let job = request.id;
     let slot = request.slot;
     engine.submit(request).expect("admitted");
     let (mut tokens, mut ended, mut drafts) = (Vec::new(), None, Drafts::default());
@@ -68,7 +75,7 @@ fn same_whatever_is_drafted(fixture: &str) -> Drafts {
     let mut all = Drafts::default();
     for length in [1, 3, 8] {
         let mut drafting = engine(fixture);
-        drafting.drafting.always(length);
+        drafting.drafting.always(Most { said: length, layer: 0 });
         for job in 0..20 {
             let (expected, none) = answer(&mut plain, job);
             let (said, drafts) = answer(&mut drafting, job);
@@ -103,7 +110,7 @@ fn drafts_of_two_answers_share_a_step() {
     let mut plain = engine("glm4_moe_lite");
     plain.never_draft();
     let mut drafting = engine("glm4_moe_lite");
-    drafting.drafting.always(4);
+    drafting.drafting.always(Most { said: 4, layer: 0 });
     let both = |engine: &mut Engine| {
         for job in [11, 12] {
             let tokens = 60 + job as usize;

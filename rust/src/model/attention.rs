@@ -47,6 +47,18 @@ impl Attention {
         }
     }
 
+    /// Adds what the rows leave behind to their slots, and no more.
+    ///
+    /// # Panics
+    /// If that is a state.
+    pub fn write_keys(&self, layer: usize, x: &[f32], step: &mut Step) {
+        match self {
+            Self::Gqa(gqa) => gqa.write_keys(layer, x, step),
+            Self::Mla(mla) => mla.write_keys(layer, x, step),
+            Self::Linear(_) => panic!("layer {layer} has no keys"),
+        }
+    }
+
     /// Adds what the rows leave behind to their slots and attends: `[rows][hidden]` in and out.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 
 use super::attention::Attention;
 use super::ffn::Ffn;
+use super::mtp::Mtp;
 use super::{Step, check_finite};
 use crate::error::{Error, Result};
 use crate::experts::prefetch::{Guess, Stage};
@@ -40,6 +41,9 @@ pub struct Decoder {
     pub head: Option<Matrix>,
     /// Added to the mean square in every norm but the latent ones.
     pub eps: f32,
+    /// The layer that predicts a token more, if it is there and wanted. Its number is that of
+    /// `layers`, and [`Self::forward`] does without it.
+    pub mtp: Option<Box<Mtp>>,
 }
 
 /// For which rows of a step logits are wanted.
@@ -59,7 +63,12 @@ impl Decoder {
 
     /// What each layer keeps of a conversation.
     pub fn layouts(&self) -> Vec<LayerLayout> {
-        self.layers.iter().map(|layer| layer.attention.layout()).collect()
+        self.all_layers().map(|layer| layer.attention.layout()).collect()
+    }
+
+    /// The blocks and, behind them, the one that predicts a token more.
+    pub fn all_layers(&self) -> impl Iterator<Item = &Layer> {
+        self.layers.iter().chain(self.mtp.as_ref().map(|mtp| &mtp.layer))
     }
 
     /// Runs the step's rows through the model and returns logits `[wanted rows][vocab]`.
@@ -85,30 +94,43 @@ impl Decoder {
             if (step.interrupted)() {
                 return Err(Error::Interrupted);
             }
-            let router = self.router_to_ask(i, Stage::BeforeAttention, step);
-            if let Some(guess) = router.and_then(|router| router(&x)) {
-                step.experts.expect(&guess, &[]);
-            }
-            let normed = step.kernels.rms_norm(step.team, &x, &layer.input_norm, self.eps);
-            let y = layer.attention.forward(i, &normed, step)?;
-            self.add(&mut x, y, layer.attention_out_norm.as_deref(), step);
-            let normed = step.kernels.rms_norm(step.team, &x, &layer.post_norm, self.eps);
-            let router = self.router_to_ask(i + 1, Stage::BesideExperts, step);
-            let y = layer.ffn.forward(i, &normed, step, || router.and_then(|router| router(&x)))?;
-            self.add(&mut x, y, layer.ffn_out_norm.as_deref(), step);
+            self.run_layer(i, layer, self.layers.get(i + 1), &mut x, step)?;
         }
         self.logits(&x, step, wanted)
+    }
+
+    /// Adds what layer `i` makes of it to the state `x` `[rows][hidden]`; `next` is the layer after it.
+    pub(super) fn run_layer(
+        &self,
+        i: usize,
+        layer: &Layer,
+        next: Option<&Layer>,
+        x: &mut Vec<f32>,
+        step: &mut Step,
+    ) -> Result<()> {
+        let router = self.router_to_ask(Some(layer), Stage::BeforeAttention, step);
+        if let Some(guess) = router.and_then(|router| router(x)) {
+            step.experts.expect(&guess, &[]);
+        }
+        let normed = step.kernels.rms_norm(step.team, x, &layer.input_norm, self.eps);
+        let y = layer.attention.forward(i, &normed, step)?;
+        self.add(x, y, layer.attention_out_norm.as_deref(), step);
+        let normed = step.kernels.rms_norm(step.team, x, &layer.post_norm, self.eps);
+        let router = self.router_to_ask(next, Stage::BesideExperts, step);
+        let y = layer.ffn.forward(i, &normed, step, || router.and_then(|router| router(x)))?;
+        self.add(x, y, layer.ffn_out_norm.as_deref(), step);
+        Ok(())
     }
 
     /// What tells, by the state `[rows][hidden]` there is, which experts the layer will probably take;
     /// none if that is not wanted now, or the layer has none.
     fn router_to_ask<'a, 'b>(
         &'a self,
-        layer: usize,
+        layer: Option<&'a Layer>,
         stage: Stage,
         step: &mut Step<'b>,
     ) -> Option<impl FnOnce(&[f32]) -> Option<Guess> + use<'a, 'b>> {
-        let layer = self.layers.get(layer)?;
+        let layer = layer?;
         let Ffn::Sparse(moe) = &layer.ffn else { return None };
         let (kernels, team, hidden) = (step.kernels, step.team, self.embed.n_in);
         step.experts.wants_guess(stage).then_some(move |x: &[f32]| {
@@ -133,6 +155,9 @@ impl Decoder {
     fn logits(&self, x: &[f32], step: &mut Step, wanted: Logits) -> Result<Vec<f32>> {
         let hidden = self.embed.n_in;
         let picked: Vec<f32>;
+        if let Some(states) = &mut step.states {
+            **states = step.kernels.rms_norm(step.team, x, &self.norm, self.eps);
+        }
         let (x, rows) = match wanted {
             Logits::All => (x, step.rows.to_vec()),
             Logits::Of(rows) => {

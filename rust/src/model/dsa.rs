@@ -176,7 +176,8 @@ impl Indexer {
         Ok(Some(chosen))
     }
 
-    fn write_keys(&self, layer: usize, x: &[f32], step: &mut Step) {
+    /// Adds the rows' index keys to their slots.
+    pub fn write_keys(&self, layer: usize, x: &[f32], step: &mut Step) {
         let keys = step.kernels.matmul(step.team, &self.k_proj, x);
         for (row, key) in step.rows.iter().zip(keys.chunks_exact(self.dim)) {
             let mut normed = vec![0.0; self.dim];

@@ -62,21 +62,14 @@ impl Gqa {
         let y = timed(&mut elapsed, || {
             let (kernels, team) = (step.kernels, step.team);
             let (mut q, gate) = self.split_gate(self.q_proj.forward(kernels, team, x));
-            let mut k = self.k_proj.forward(kernels, team, x);
-            let v = self.v_proj.forward(kernels, team, x);
             if let Some(norm) = &self.qk_norm {
                 q = kernels.rms_norm(team, &q, &norm.q, norm.eps);
-                k = kernels.rms_norm(team, &k, &norm.k, norm.eps);
             }
-            let kv_width = self.n_kv_heads * self.head_dim;
-            for (r, row) in step.rows.iter().enumerate() {
-                let q_width = self.n_heads * self.head_dim;
-                self.rotate(row.position, &mut q[r * q_width..(r + 1) * q_width]);
-                let k = &mut k[r * kv_width..(r + 1) * kv_width];
-                self.rotate(row.position, k);
-                let kv = step.slots[row.slot].layer_mut(layer);
-                kv.write(row.position, k, &v[r * kv_width..(r + 1) * kv_width]);
+            let q_width = self.n_heads * self.head_dim;
+            for (row, q) in step.rows.iter().zip(q.chunks_exact_mut(q_width)) {
+                self.rotate(row.position, q);
             }
+            self.write_keys(layer, x, step);
             let heads = Heads {
                 layer,
                 layout: self.kv_layout(),
@@ -94,6 +87,22 @@ impl Gqa {
         });
         step.phases.attention += elapsed;
         y
+    }
+
+    /// Adds the rows' keys and values to their slots.
+    pub fn write_keys(&self, layer: usize, x: &[f32], step: &mut Step) {
+        let (kernels, team) = (step.kernels, step.team);
+        let mut k = self.k_proj.forward(kernels, team, x);
+        let v = self.v_proj.forward(kernels, team, x);
+        if let Some(norm) = &self.qk_norm {
+            k = kernels.rms_norm(team, &k, &norm.k, norm.eps);
+        }
+        let width = self.n_kv_heads * self.head_dim;
+        let pairs = k.chunks_exact_mut(width).zip(v.chunks_exact(width));
+        for (row, (k, v)) in step.rows.iter().zip(pairs) {
+            self.rotate(row.position, k);
+            step.slots[row.slot].layer_mut(layer).write(row.position, k, v);
+        }
     }
 
     /// Queries and, if there are any, gates, both `[rows][n_heads * head_dim]`.

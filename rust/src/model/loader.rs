@@ -9,6 +9,7 @@ use super::ahead::Ahead;
 use super::attention::{Attention, Linear};
 use super::decoder::{Decoder, Layer};
 use super::ffn::{Ffn, Inner, SwiGlu};
+use super::mtp::Mtp;
 use super::survey::Findings;
 use crate::config::Config;
 use crate::dtype::Dtype;
@@ -58,6 +59,11 @@ pub struct Loader<'a> {
     /// What the family wants said of the model, one line each.
     pub notices: Vec<String>,
     pass: Pass<'a>,
+    /// Whether a layer that predicts a token more is used if there is one.
+    wants_mtp: bool,
+    mtp: Option<Box<Mtp>>,
+    /// Why it is not used though it is wanted.
+    pub(super) mtp_fault: Option<String>,
     /// Matrices (without `.weight`) and vectors that the family asked for.
     used: HashSet<String>,
 }
@@ -92,6 +98,7 @@ impl<'a> Loader<'a> {
         catalog: &'a Arc<Catalog>,
         max_ctx: usize,
         pass: Pass<'a>,
+        wants_mtp: bool,
     ) -> Self {
         Self {
             config,
@@ -101,6 +108,9 @@ impl<'a> Loader<'a> {
             norm_offset: 0.0,
             notices: Vec::new(),
             pass,
+            wants_mtp,
+            mtp: None,
+            mtp_fault: None,
             used: HashSet::new(),
         }
     }
@@ -488,6 +498,69 @@ impl<'a> Loader<'a> {
         })
     }
 
+    /// Loads the layer behind the `n_layers` others that predicts a token more, if it is wanted and
+    /// the configuration has one; `load` loads the layer itself and adds its experts to `experts`.
+    /// Without all of its tensors the model is complete, and drafts without it.
+    ///
+    /// # Errors
+    /// What reading finds, and a configuration that is wrong.
+    pub fn prediction_layer(
+        &mut self,
+        n_layers: usize,
+        hidden: usize,
+        experts: &mut Vec<ExpertSource>,
+        load: impl FnOnce(&mut Self, &mut Vec<ExpertSource>) -> Result<Layer>,
+    ) -> Result<()> {
+        let n = self.config.opt_count("num_nextn_predict_layers", MAX_LAYERS)?.unwrap_or(0);
+        if !self.wants_mtp || n == 0 {
+            return Ok(());
+        }
+        let (found, used) = (experts.len(), self.used.clone());
+        let before = self.findings().map(|findings| findings.mark());
+        let loaded = self.load_prediction_layer(n_layers, hidden, experts, load);
+        let fault = match self.findings().zip(before) {
+            None => None,
+            Some((findings, mark)) => findings.take_fault_since(mark),
+        };
+        match (fault, loaded) {
+            (None, Ok(mtp)) => self.mtp = Some(Box::new(mtp)),
+            (None, Err(error)) if self.findings().is_none() => return Err(error),
+            (fault, loaded) => {
+                experts.truncate(found);
+                self.used = used;
+                self.mtp_fault = fault.or(loaded.err()).map(|fault| fault.to_string());
+            }
+        }
+        Ok(())
+    }
+
+    fn load_prediction_layer(
+        &mut self,
+        n_layers: usize,
+        hidden: usize,
+        experts: &mut Vec<ExpertSource>,
+        load: impl FnOnce(&mut Self, &mut Vec<ExpertSource>) -> Result<Layer>,
+    ) -> Result<Mtp> {
+        let prefix = format!("model.layers.{n_layers}");
+        // Copies of the model's own.
+        self.used
+            .extend(["embed_tokens", "shared_head.head"].map(|name| format!("{prefix}.{name}")));
+        Ok(Mtp {
+            embed_norm: self.norm(&format!("{prefix}.enorm"), hidden)?,
+            state_norm: self.norm(&format!("{prefix}.hnorm"), hidden)?,
+            proj: self.matrix(&format!("{prefix}.eh_proj"), hidden, 2 * hidden)?,
+            layer: load(self, experts)?,
+            norm: self.norm(&format!("{prefix}.shared_head.norm"), hidden)?,
+        })
+    }
+
+    fn findings(&mut self) -> Option<&mut Findings> {
+        match &mut self.pass {
+            Pass::Survey(findings) => Some(&mut **findings),
+            Pass::Config | Pass::Load(..) => None,
+        }
+    }
+
     /// Adds what all families have: embedding, final norm, head and limits.
     pub fn finish(&mut self, parts: Assembled) -> Result<Model> {
         let config = self.config;
@@ -506,6 +579,10 @@ impl<'a> Loader<'a> {
         }
         let norm = self.norm(&format!("{}.norm", self.prefix), hidden)?;
         let unused = self.unused();
+        let mut sparse_layers = parts.sparse_layers;
+        if self.mtp.is_some() {
+            sparse_layers.push(parts.layers.len());
+        }
         Ok(Model {
             decoder: Decoder {
                 embed,
@@ -513,11 +590,12 @@ impl<'a> Loader<'a> {
                 norm,
                 head,
                 eps: config.number_or("rms_norm_eps", None)? as f32,
+                mtp: self.mtp.take(),
             },
             experts: parts.experts,
             n_experts: parts.n_experts,
             top_k: parts.top_k,
-            sparse_layers: parts.sparse_layers,
+            sparse_layers,
             max_positions: config.max_positions(MAX_POSITIONS)?,
             eos_ids,
             notices: self.notices.drain(..).chain(unused).collect(),

@@ -96,7 +96,7 @@ impl Mla {
         let (mut elapsed, mut absorbing) = Default::default();
         let y = timed(&mut elapsed, || {
             let (mut q, q_latent) = self.query.forward(step.kernels, step.team, x);
-            self.write_keys(layer, x, step);
+            self.write_latents(layer, x, step);
             match &self.indexing {
                 Indexing::All => step.selection = vec![None; step.rows.len()],
                 Indexing::Own(indexer) => {
@@ -129,13 +129,22 @@ impl Mla {
         y
     }
 
+    /// Adds all that later rows need of these to their slots.
+    pub fn write_keys(&self, layer: usize, x: &[f32], step: &mut Step) {
+        self.write_latents(layer, x, step);
+        if let Indexing::Own(indexer) = &self.indexing {
+            indexer.write_keys(layer, x, step);
+        }
+    }
+
     fn rotate(&self, position: usize, x: &mut [f32]) {
         if let Some(rope) = &self.rope {
             rope.apply(position, x);
         }
     }
 
-    fn write_keys(&self, layer: usize, x: &[f32], step: &mut Step) {
+    /// Adds the rows' latents to their slots, without an indexer's keys.
+    fn write_latents(&self, layer: usize, x: &[f32], step: &mut Step) {
         let mut kv = self.kv_a_proj.forward(step.kernels, step.team, x);
         let width = self.kv_rank + self.rope_dim;
         for (row, key) in step.rows.iter().zip(kv.chunks_exact_mut(width)) {

@@ -31,8 +31,9 @@ pub fn summary(dir: &Path, more: &[PathBuf]) -> Result<Value> {
     let (catalog, faults) = Catalog::examine(dir, more)?;
     Error::unless_empty(faults)?;
     let catalog = Arc::new(catalog);
-    let survey = arch::find(&model_type)
-        .and_then(|family| Survey::of(config, family, Arc::clone(&catalog), Vec::new(), 1, false));
+    let survey = arch::find(&model_type).and_then(|family| {
+        Survey::of(config, family, Arc::clone(&catalog), Vec::new(), 1, (false, false))
+    });
     let (model, unsupported) = match survey {
         Err(error) => (None, Some(error.to_string())),
         Ok(Survey { model, faults, .. }) => {

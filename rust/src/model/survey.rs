@@ -45,6 +45,22 @@ impl Findings {
         self.matrices.push((name.to_owned(), source));
     }
 
+    /// What there is to go back to by [`Self::take_fault_since`].
+    pub(super) fn mark(&self) -> Mark {
+        let counts = [self.faults.len(), self.matrices.len(), self.zeros];
+        Mark { counts, bytes: [self.read_bytes, self.ram_bytes] }
+    }
+
+    /// The first fault since `mark`; if there is one, all that was found since is forgotten.
+    pub(super) fn take_fault_since(&mut self, mark: Mark) -> Option<Error> {
+        let Mark { counts: [faults, matrices, zeros], bytes } = mark;
+        let fault = self.faults.drain(faults..).next()?;
+        self.matrices.truncate(matrices);
+        self.zeros = zeros;
+        [self.read_bytes, self.ram_bytes] = bytes;
+        Some(fault)
+    }
+
     /// Takes note of a tensor that takes `ram_bytes` as f32.
     pub(super) fn floats(&mut self, tensor: &Tensor, ram_bytes: usize) {
         self.ram_bytes += ram_bytes as u64;
@@ -63,9 +79,20 @@ impl Findings {
     }
 }
 
+/// How much was found at some time.
+pub(super) struct Mark {
+    counts: [usize; 3],
+    bytes: [u64; 2],
+}
+
 /// Whether the matrix `name` is the embedding of tokens, of which a token takes one row.
 fn is_embedding(name: &str) -> bool {
     name.ends_with(".embed_tokens")
+}
+
+/// Tells that the layer that predicts further tokens is not used.
+fn without_mtp(fault: &str) -> String {
+    format!("the model's own layer for drafts is not used: {fault}")
 }
 
 /// A model that was looked through and can be loaded if nothing is wrong with it.
@@ -74,6 +101,8 @@ pub struct Survey {
     family: &'static Family,
     catalog: Arc<Catalog>,
     max_ctx: usize,
+    wants_mtp: bool,
+    mtp_fault: Option<String>,
     findings: Findings,
     /// All that is wrong with the model's files.
     pub faults: Vec<Error>,
@@ -83,16 +112,24 @@ pub struct Survey {
 
 impl Survey {
     /// Looks through the model folder `dir`, whose shards may be in the folders `more` as well, for
-    /// contexts of up to `max_ctx` tokens; reads and judges small tensors too if `reads_values`.
+    /// contexts of up to `max_ctx` tokens; reads and judges small tensors too if `reads_values`, and
+    /// looks for a layer that predicts further tokens if `wants_mtp`.
     ///
     /// # Errors
     /// What leaves nothing to look through: no folder, configuration or index that can be used, or an
     /// unknown family.
-    pub fn begin(dir: &Path, more: &[PathBuf], max_ctx: usize, reads_values: bool) -> Result<Self> {
+    pub fn begin(
+        dir: &Path,
+        more: &[PathBuf],
+        max_ctx: usize,
+        reads_values: bool,
+        wants_mtp: bool,
+    ) -> Result<Self> {
         let config = Config::open(dir)?;
         let family = arch::find(config.model_type()?)?;
         let (catalog, faults) = Catalog::examine(dir, more)?;
-        Self::of(config, family, Arc::new(catalog), faults, max_ctx, reads_values)
+        let asks = (reads_values, wants_mtp);
+        Self::of(config, family, Arc::new(catalog), faults, max_ctx, asks)
     }
 
     /// As [`Survey::begin`], of files that were opened before with `faults`.
@@ -102,20 +139,23 @@ impl Survey {
         catalog: Arc<Catalog>,
         mut faults: Vec<Error>,
         max_ctx: usize,
-        reads_values: bool,
+        (reads_values, wants_mtp): (bool, bool),
     ) -> Result<Self> {
         let max_ctx = max_ctx.min(config.max_positions(MAX_POSITIONS)?);
         // What the configuration asks for matters more than what the files lack.
-        let mut loader = Loader::new(&config, &catalog, max_ctx, Pass::Config);
+        let mut loader = Loader::new(&config, &catalog, max_ctx, Pass::Config, wants_mtp);
         match family.load(&mut loader) {
             Ok(_) | Err(Error::Interrupted) => {}
             Err(error) => faults.insert(0, error),
         }
         let mut findings = Findings { reads_values, ..Findings::default() };
-        let mut model = None;
+        let (mut model, mut mtp_fault) = (None, None);
         if faults.iter().all(|fault| !matches!(fault, Error::Unsupported { .. })) {
             let pass = Pass::Survey(&mut findings);
-            match family.load(&mut Loader::new(&config, &catalog, max_ctx, pass)) {
+            let mut loader = Loader::new(&config, &catalog, max_ctx, pass, wants_mtp);
+            let loaded = family.load(&mut loader);
+            mtp_fault = loader.mtp_fault.take();
+            match loaded {
                 Ok(found) => model = Some(found),
                 Err(Error::Interrupted) => {}
                 // One of the configuration is known by now.
@@ -124,7 +164,11 @@ impl Survey {
             }
             faults.append(&mut findings.faults);
         }
-        Ok(Self { config, family, catalog, max_ctx, findings, faults, model })
+        if let (Some(model), Some(fault)) = (&mut model, &mtp_fault) {
+            model.notices.push(without_mtp(fault));
+        }
+        let wants_mtp = model.as_ref().is_some_and(|model: &Model| model.decoder.mtp.is_some());
+        Ok(Self { config, family, catalog, max_ctx, wants_mtp, mtp_fault, findings, faults, model })
     }
 
     /// The survey, if the model can be loaded.
@@ -178,10 +222,12 @@ impl Survey {
     pub fn load(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<Model> {
         assert!(self.faults.is_empty(), "{} is not whole", self.catalog.dir().display());
         let total = self.dense_read_bytes();
-        let model = Ahead::run(&self.findings.matrices, &self.catalog, total, |ahead| {
+        let mut model = Ahead::run(&self.findings.matrices, &self.catalog, total, |ahead| {
             let pass = Pass::Load(ahead, &mut *progress);
-            self.family.load(&mut Loader::new(&self.config, &self.catalog, self.max_ctx, pass))
+            let (config, catalog) = (&self.config, &self.catalog);
+            self.family.load(&mut Loader::new(config, catalog, self.max_ctx, pass, self.wants_mtp))
         })?;
+        model.notices.extend(self.mtp_fault.as_deref().map(without_mtp));
         progress(total, total);
         Ok(model)
     }

@@ -64,9 +64,12 @@ impl Model {
             };
             most.larger(attention).larger(Elements::of_row(ffn))
         };
-        let most = decoder.layers.iter().fold(Elements::default(), layer);
+        let most = decoder.all_layers().fold(Elements::default(), layer);
+        // States that are kept, and what a layer that predicts is given of them.
+        let predicting =
+            decoder.mtp.as_ref().map_or(0, |_| 5 * hidden + product(2 * hidden, hidden));
         // The stream, its norm, what a layer adds, and the norm of that.
-        let of_rows = rows.saturating_mul(most.row + 4 * hidden);
+        let of_rows = rows.saturating_mul(most.row + 4 * hidden + predicting);
         let head = logits.saturating_mul(product(hidden, vocab)) + DRAWING * vocab;
         let elements = of_rows.saturating_add(head).saturating_add(most.once);
         (elements.saturating_mul(size_of::<f32>()) as u64).saturating_add(CONSTANT as u64)

@@ -51,6 +51,8 @@ pub fn examine(
         mirrors: mirrors.map(split_dirs).unwrap_or_default(),
         vram_bytes: vram_gb.map(|gb| (gb * 1e9) as u64),
         device,
+        // As the engine that is asked about would read it.
+        mtp: std::env::var_os("COLIBRI_SPECULATE").is_none_or(|speculate| speculate != "off"),
         ..RunnerOptions::default()
     };
     Ok(py.detach(|| doctor::examine(Path::new(path), &options)).to_string())
@@ -92,7 +94,7 @@ pub fn measure_weights(
     let limit = duration(seconds)?;
     with_progress(py, &progress, |tell| {
         let more = model_dirs.map(split_dirs).unwrap_or_default();
-        let survey = Survey::begin(Path::new(path), &more, DEFAULT_CTX, false)?.whole()?;
+        let survey = Survey::begin(Path::new(path), &more, DEFAULT_CTX, false, false)?.whole()?;
         Ok(doctor::measure_weights(&survey, threads, limit, &mut |done, total| {
             tell("measuring the kernels", done, total)
         })?

@@ -31,6 +31,10 @@ impl Runner {
             Ok(saver) => self.saver = Some(saver),
             Err(reason) => self.notices.push(format!("conversations are not saved: {reason}")),
         }
+        if self.model.decoder.mtp.is_some() {
+            let layer = self.model.decoder.layers.len();
+            self.slots.iter_mut().for_each(|slot| slot.find_drafting(layer));
+        }
         let lengths = self.slots.iter().map(|slot| slot.tokens().len());
         self.keeper.make_room(&mut self.experts, lengths, 0);
         Ok(())

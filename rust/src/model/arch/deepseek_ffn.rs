@@ -172,6 +172,17 @@ impl FfnConfig {
             let mlp = format!("{prefix}.mlp");
             return Ok(Ffn::Dense(loader.swiglu(&mlp, self.dense_width, self.hidden)?));
         }
+        self.load_sparse(loader, layer, experts)
+    }
+
+    /// Loads a layer's sparse block, whatever layer it is, and adds its experts to `experts`.
+    pub fn load_sparse(
+        &self,
+        loader: &mut Loader,
+        layer: usize,
+        experts: &mut Vec<ExpertSource>,
+    ) -> Result<Ffn> {
+        let prefix = format!("model.layers.{layer}");
         let mlp = format!("{prefix}.{}", self.names.block);
         let map_row = experts.len() / self.n_experts;
         experts.extend(loader.experts(

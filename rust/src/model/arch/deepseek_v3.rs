@@ -2,7 +2,7 @@
 //!
 //! Multi-head latent attention, with `YaRN` in the published models; feed-forward as in
 //! `deepseek_ffn`, experts in groups for `DeepSeek` and in one group for Kimi. The multi-token
-//! prediction layer that follows the last block in `DeepSeek`'s files is not used.
+//! prediction layer that follows the last block in `DeepSeek`'s files drafts (`model/mtp.rs`).
 
 use super::Family;
 use super::deepseek_ffn::{Defaults, FfnConfig, Scoring};

@@ -53,7 +53,8 @@ impl DsaConfig {
 
     /// Loads the indexer of the attention `prefix` of layer `layer`.
     pub fn load(&self, loader: &mut Loader, layer: usize, prefix: &str) -> Result<Indexing> {
-        if !self.owns[layer] {
+        // A layer that predicts further tokens, behind the last, has its own.
+        if !self.owns.get(layer).copied().unwrap_or(true) {
             return Ok(Indexing::Shared);
         }
         let indexer = format!("{prefix}.indexer");

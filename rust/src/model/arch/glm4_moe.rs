@@ -2,7 +2,7 @@
 //!
 //! Grouped-query attention with half of each head rotated, biases on q, k and v, optional per-head
 //! norms of q and k; feed-forward as in `deepseek_ffn`. The multi-token prediction layer that
-//! follows the last block in the files is not used.
+//! follows the last block in the files drafts (`model/mtp.rs`).
 
 use super::Family;
 use super::deepseek_ffn::{Defaults, FfnConfig, Scoring};

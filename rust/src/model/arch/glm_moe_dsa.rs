@@ -2,7 +2,7 @@
 //!
 //! Multi-head latent attention over the positions that an indexer chooses; later models share a
 //! choice between layers. Feed-forward as in `deepseek_ffn`. The multi-token prediction layer that
-//! follows the last block in the files is not used.
+//! follows the last block in the files drafts (`model/mtp.rs`).
 
 use super::Family;
 use super::deepseek_ffn::{Defaults, FfnConfig, Scoring};

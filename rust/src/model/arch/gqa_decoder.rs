@@ -136,6 +136,12 @@ pub fn load_deepseek_ffn(
         let block = ffn.load(loader, i, &mut experts)?;
         layers.push(loader.block(&prefix, ffn.hidden, Attention::Gqa(attention), block)?);
     }
+    loader.prediction_layer(ffn.n_layers, ffn.hidden, &mut experts, |loader, experts| {
+        let prefix = format!("model.layers.{}", ffn.n_layers);
+        let attention = Attention::Gqa(attention.load(loader, &format!("{prefix}.self_attn"))?);
+        let block = ffn.load_sparse(loader, ffn.n_layers, experts)?;
+        loader.block(&prefix, ffn.hidden, attention, block)
+    })?;
     loader.finish(Assembled {
         layers,
         experts,

@@ -54,7 +54,7 @@ fn load(loader: &mut Loader) -> Result<Model> {
             Attention::Linear(kda.load(loader, layer)?)
         })
     };
-    mla_config::load_with(loader, &attend, &ffn)
+    mla_config::load_with(loader, &attend, None, &ffn)
 }
 
 /// Which layers have latent keys: `full_attn_layers`; the others are in `kda_layers`. Both count

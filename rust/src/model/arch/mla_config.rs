@@ -157,13 +157,16 @@ fn refuse_other_layers(config: &Config, max_ctx: usize) -> Result<()> {
 
 /// Loads a decoder of latent attention and the given feed-forward blocks.
 pub fn load(loader: &mut Loader, attention: &MlaConfig, ffn: &FfnConfig) -> Result<Model> {
-    load_with(loader, &|loader, i| Ok(Attention::Mla(attention.load(loader, i)?)), ffn)
+    let attend = |loader: &mut Loader, i| Ok(Attention::Mla(attention.load(loader, i)?));
+    load_with(loader, &attend, Some(attention), ffn)
 }
 
-/// The same with any attention, which is loaded by the number of its layer.
+/// The same with any attention, which is loaded by the number of its layer, and that of a layer that
+/// predicts a token more, where the family has one.
 pub fn load_with(
     loader: &mut Loader,
     attention: &dyn Fn(&mut Loader, usize) -> Result<Attention>,
+    predicting: Option<&MlaConfig>,
     ffn: &FfnConfig,
 ) -> Result<Model> {
     let mut experts = Vec::new();
@@ -174,6 +177,14 @@ pub fn load_with(
         let hidden = ffn.hidden;
         let ffn = ffn.load(loader, i, &mut experts)?;
         layers.push(loader.block(&prefix, hidden, attention, ffn)?);
+    }
+    if let Some(latent) = predicting {
+        let (n_layers, hidden) = (ffn.n_layers, ffn.hidden);
+        loader.prediction_layer(n_layers, hidden, &mut experts, |loader, experts| {
+            let attention = Attention::Mla(latent.load(loader, n_layers)?);
+            let ffn = ffn.load_sparse(loader, n_layers, experts)?;
+            loader.block(&format!("model.layers.{n_layers}"), hidden, attention, ffn)
+        })?;
     }
     loader.finish(Assembled {
         layers,
