@@ -51,7 +51,7 @@ fn answer_to(engine: &mut Engine, request: Request) -> (Said, Drafts) {
     let slot = request.slot;
     engine.submit(request).expect("admitted");
     let (mut tokens, mut ended, mut drafts) = (Vec::new(), None, Drafts::default());
-    while !engine.active.is_empty() {
+    while !engine.is_idle() {
         for event in engine.step(&mut |_| false) {
             match event {
                 Event::Token { token, .. } => {

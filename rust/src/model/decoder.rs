@@ -105,7 +105,7 @@ impl Decoder {
         i: usize,
         layer: &Layer,
         next: Option<&Layer>,
-        x: &mut Vec<f32>,
+        x: &mut [f32],
         step: &mut Step,
     ) -> Result<()> {
         let router = self.router_to_ask(Some(layer), Stage::BeforeAttention, step);

@@ -78,7 +78,7 @@ fn constructed(
             head[next * hidden + i] = 0.15 * embed[token * hidden + i];
         }
     }
-    let n = tensors.keys().filter_map(|name| name.strip_suffix(".eh_proj.weight")).next();
+    let n = tensors.keys().find_map(|name| name.strip_suffix(".eh_proj.weight"));
     let last = n.expect("a layer that predicts").to_owned();
     let mut set = |name: &str, elements: Vec<f32>| {
         tensors.get_mut(name).unwrap_or_else(|| panic!("{name}")).1 = elements;
@@ -94,7 +94,9 @@ fn constructed(
     set("lm_head.weight", head);
     for (name, (_, elements)) in &mut tensors {
         if name.ends_with("o_proj.weight") || name.ends_with("down_proj.weight") {
-            elements.iter_mut().for_each(|x| *x *= noise);
+            for x in elements {
+                *x *= noise;
+            }
         }
     }
     change(&mut tensors);
@@ -160,7 +162,7 @@ fn a_hundred_answers_are_the_same_whatever_the_layer_drafts() {
 #[test]
 fn so_they_are_with_latent_attention_and_chosen_positions() {
     for fixture in ["deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite"] {
-        is_often_right(fixture, same(fixture, NOISE, 20, &RunnerOptions::default()));
+        is_often_right(fixture, same(fixture, NOISE, 12, &RunnerOptions::default()));
     }
 }
 
