@@ -5,7 +5,7 @@
 
 mod ahead;
 pub mod arch;
-mod attention;
+pub mod attention;
 mod decoder;
 mod dsa;
 mod ffn;

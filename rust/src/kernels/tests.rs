@@ -365,31 +365,45 @@ fn layer_norms_have_mean_and_spread_of_their_weights() {
 fn attention_equals_scalar_bit_for_bit_at_every_length_and_window() {
     every_isa(|kernels| {
         let mut random = Random(5);
-        for (k_dim, v_dim) in [(16, 16), (40, 32), (24, 20)] {
+        for (k_dim, v_dim, n) in [(16, 16, 1), (40, 32, 2), (24, 20, 7), (24, 100, 1)] {
             for len in [1, 2, 15, 16, 17, 100, 255, 256, 257, 600] {
-                let q = random.floats(k_dim);
+                let q: Vec<Vec<f32>> = (0..n).map(|_| random.floats(k_dim)).collect();
+                let queries: Vec<&[f32]> = q.iter().map(|q| &q[..]).collect();
                 let keys: Vec<Vec<f32>> = (0..len).map(|_| random.floats(k_dim)).collect();
                 let values: Vec<Vec<f32>> = (0..len).map(|_| random.floats(v_dim)).collect();
                 let firsts = [0usize, 1, 15, 16, 33, 255, 256, 300, len - 1];
                 for first in firsts.into_iter().filter(|first| *first < len) {
                     let sink = first.is_multiple_of(2).then(|| random.float());
-                    let mut state = match sink {
-                        None => Softmax::EMPTY,
-                        Some(sink) => Softmax::sink(sink),
-                    };
-                    let mut acc = vec![0.0; v_dim];
+                    let mut states = vec![sink.map_or(Softmax::EMPTY, Softmax::sink); n];
+                    let mut acc = vec![vec![0.0; v_dim]; n];
                     for block in first / KV_BLOCK..len.div_ceil(KV_BLOCK) {
                         let start = block * KV_BLOCK;
                         let part = start..len.min(start + KV_BLOCK);
                         let positions = first.saturating_sub(start)..part.len();
-                        let (keys, values) = (tiled(&keys[part.clone()]), values[part].concat());
-                        kernels.attend_block(
-                            &q, 0.25, &keys, &values, positions, &mut state, &mut acc,
-                        );
+                        let keys = tiled(&keys[part.clone()]);
+                        let values = values[part].concat();
+                        let inputs = BlockInputs {
+                            queries: &queries,
+                            scale: 0.25,
+                            keys: &keys,
+                            values: &values,
+                            positions,
+                        };
+                        // What was there before does not matter.
+                        let mut found = vec![Softmax::sink(f32::NAN); n];
+                        let mut sums = vec![f32::NAN; n * v_dim];
+                        kernels.attend_block(inputs, &mut found, &mut sums);
+                        for i in 0..n {
+                            let sums = &sums[i * v_dim..(i + 1) * v_dim];
+                            kernels.merge_block(found[i], sums, &mut states[i], &mut acc[i]);
+                        }
                     }
-                    let out: Vec<f32> = acc.iter().map(|v| v / state.sum).collect();
-                    let expected = scalar::attend(&q, 0.25, &keys, &values, KV_BLOCK, first, sink);
-                    assert_same_bits(&out, &expected, "attention");
+                    for i in 0..n {
+                        let out: Vec<f32> = acc[i].iter().map(|v| v / states[i].sum).collect();
+                        let expected =
+                            scalar::attend(&q[i], 0.25, &keys, &values, KV_BLOCK, first, sink);
+                        assert_same_bits(&out, &expected, "attention");
+                    }
                 }
             }
         }

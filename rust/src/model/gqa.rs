@@ -1,7 +1,7 @@
 //! Grouped-query attention, with the optional parts families add to it.
 
 use super::Step;
-use super::attention::{Heads, Linear, attend};
+use super::attention::{Attending, Heads, Linear, attend};
 use super::ffn::halves;
 use super::rope::Rope;
 use crate::kv::KvLayout;
@@ -85,7 +85,7 @@ impl Gqa {
                 window: self.window,
                 sinks: self.sinks.as_deref(),
             };
-            let mut out = attend(step, step.rows, &heads, &q);
+            let mut out = attend(Attending::of(step), step.rows, &heads, &q);
             if let Some(mut gate) = gate {
                 kernels.sigmoid_mul(&mut gate, &out);
                 out = gate;
