@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use colibri::cpu::Isa;
 use colibri::kernels::Kernels;
-use colibri::kv::{KvLayout, KvSlot, LayerLayout};
+use colibri::kv::{KvLayout, KvSlot, LayerLayout, Precision};
 use colibri::model::Row;
 use colibri::model::attention::{Attending, Heads, attend};
 use colibri::threads::Team;
@@ -41,9 +41,9 @@ impl Shape {
     }
 }
 
-fn shapes() -> Vec<Shape> {
-    let gqa = |heads, dim| KvLayout { heads, k_dim: dim, v_dim: dim, index_dim: 0 };
-    let latent = KvLayout { heads: 1, k_dim: 576, v_dim: 512, index_dim: 0 };
+fn shapes(precision: Precision) -> Vec<Shape> {
+    let gqa = |heads, dim| KvLayout { heads, k_dim: dim, v_dim: dim, index_dim: 0, precision };
+    let latent = KvLayout { heads: 1, k_dim: 576, v_dim: 512, index_dim: 0, precision };
     let shape = |name, n_heads, layout, window, context, n_rows| Shape {
         name,
         n_heads,
@@ -176,8 +176,9 @@ fn measure(shape: &Shape, kernels: &Kernels, teams: &[Team], rounds: usize) -> V
     let entry = |(team, times): (&Team, &Vec<f64>)| {
         let of = |f: &dyn Fn(f64) -> f64| spread(times.iter().map(|&time| f(time)).collect());
         format!(
-            r#"{{"what": "{}", "threads": {}, "ms": {}, "gb_s": {}, "gflops": {}}}"#,
+            r#"{{"what": "{}", "kept": "{:?}", "threads": {}, "ms": {}, "gb_s": {}, "gflops": {}}}"#,
             shape.name,
+            layout.precision,
             team.n_threads(),
             of(&|time| time * 1e3),
             of(&|time| bytes as f64 / time / 1e9),
@@ -209,7 +210,7 @@ fn main() {
         }
     }
     drop(memory);
-    for shape in shapes() {
+    for shape in [Precision::F32, Precision::Bf16].into_iter().flat_map(shapes) {
         entries.extend(measure(&shape, &kernels, &teams, rounds));
     }
     let isa = kernels.isa().name();

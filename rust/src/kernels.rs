@@ -13,7 +13,7 @@ pub mod scalar;
 use crate::cpu::Isa;
 use crate::matrix::{Elements, Matrix, TILE, padded_group};
 use crate::threads::Team;
-pub use attention::{BlockInputs, Softmax};
+pub use attention::{BlockInputs, Kept, Softmax};
 pub use generic::KV_BLOCK;
 use generic::{Lanes, Rows};
 use int::IntRows;
@@ -166,7 +166,7 @@ impl Kernels {
         q: &[f32],
         weights: &[f32],
         scale: f32,
-        keys: &[f32],
+        keys: Kept<'_>,
         out: &mut [f32],
     ) {
         self.table.index_scores(q, weights, scale, keys, out);

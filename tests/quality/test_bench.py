@@ -41,7 +41,8 @@ def report(text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
 
 def test_every_format_has_its_rows(report: dict[str, Any]) -> None:
     rows = [(row["format"], row["activations"]) for row in report["rows"]]
-    expected = [("f32", "float"), ("as stored", "float"), ("bf16", "float"), ("f16", "float")]
+    names = ["f32", "f32, kv bf16", "as stored", "bf16", "f16"]
+    expected = [(name, "float") for name in names]
     for name in INTEGERS:
         expected += [(name, "int8"), (name, "float")]
     assert rows == [*expected, (report["same"], "float")]

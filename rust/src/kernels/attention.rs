@@ -6,8 +6,9 @@
 
 use std::ops::Range;
 
-use super::generic::{KV_BLOCK, Lanes, Plain, tree_sum};
+use super::generic::{KV_BLOCK, Lanes, Plain, prefetch, tree_sum};
 use super::{Kernels, math};
+use crate::dtype::bf16_to_f32;
 use crate::matrix::TILE;
 
 /// Softmax of one query over one block or all blocks so far.
@@ -29,6 +30,15 @@ impl Softmax {
     }
 }
 
+/// Keys or values as a conversation keeps them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kept<'a> {
+    /// As they are.
+    F32(&'a [f32]),
+    /// Rounded, as the upper halves of their bits.
+    Bf16(&'a [u16]),
+}
+
 /// Queries and the block they meet.
 #[derive(Clone)]
 pub struct BlockInputs<'a> {
@@ -37,9 +47,9 @@ pub struct BlockInputs<'a> {
     /// Factor on the scores.
     pub scale: f32,
     /// `[tiles][k_dim][16 positions]`
-    pub keys: &'a [f32],
+    pub keys: Kept<'a>,
     /// `[positions][v_dim]`
-    pub values: &'a [f32],
+    pub values: Kept<'a>,
     /// Positions of the block that the queries see, as if the others were not there.
     pub positions: Range<usize>,
 }
@@ -79,10 +89,10 @@ macro_rules! few_at_a_time {
             let left = $n - first;
             let taken = left.div_ceil(left.div_ceil(4));
             match taken {
-                4 => $f::<4>(first, $($argument),*),
-                3 => $f::<3>(first, $($argument),*),
-                2 => $f::<2>(first, $($argument),*),
-                _ => $f::<1>(first, $($argument),*),
+                4 => $f::<_, _, 4>(first, $($argument),*),
+                3 => $f::<_, _, 3>(first, $($argument),*),
+                2 => $f::<_, _, 2>(first, $($argument),*),
+                _ => $f::<_, _, 1>(first, $($argument),*),
             }
             first += taken;
         }
@@ -92,6 +102,26 @@ macro_rules! few_at_a_time {
 /// See [`Kernels::attend_block`].
 #[inline(always)]
 pub fn attend_block(x: BlockInputs<'_>, found: &mut [Softmax], sums: &mut [f32]) {
+    match (x.keys, x.values) {
+        (Kept::F32(keys), Kept::F32(values)) => {
+            let as_is = |x| x;
+            attend(&x, Plain(keys, as_is), Plain(values, as_is), found, sums);
+        }
+        (Kept::Bf16(keys), Kept::Bf16(values)) => {
+            attend(&x, Plain(keys, bf16_to_f32), Plain(values, bf16_to_f32), found, sums);
+        }
+        _ => panic!("keys and values are kept alike"),
+    }
+}
+
+#[inline(always)]
+fn attend<E: Copy, W: Fn(E) -> f32 + Copy>(
+    x: &BlockInputs<'_>,
+    keys: Plain<'_, E, W>,
+    values: Plain<'_, E, W>,
+    found: &mut [Softmax],
+    sums: &mut [f32],
+) {
     let n = x.queries.len();
     assert!(found.len() == n && sums.len().is_multiple_of(n), "results of {n} queries");
     let tiles = x.positions.start / TILE..x.positions.end.div_ceil(TILE);
@@ -101,7 +131,7 @@ pub fn attend_block(x: BlockInputs<'_>, found: &mut [Softmax], sums: &mut [f32])
     let together = if n == 1 { 4 } else { 1 };
     for tile in tiles.clone().step_by(together) {
         let tiles = tile..tiles.end.min(tile + together);
-        few_at_a_time!(n, score(&x, tiles.clone(), &mut p));
+        few_at_a_time!(n, score(x, keys, tiles.clone(), &mut p));
     }
     for (p, found) in p.iter_mut().zip(found) {
         p[tiles.start * TILE..x.positions.start].fill(f32::NEG_INFINITY);
@@ -111,36 +141,40 @@ pub fn attend_block(x: BlockInputs<'_>, found: &mut [Softmax], sums: &mut [f32])
     sums.fill(0.0);
     for start in x.positions.clone().step_by(TOGETHER) {
         let positions = start..x.positions.end.min(start + TOGETHER);
-        few_at_a_time!(n, weigh(&x, positions.clone(), &p, sums));
+        few_at_a_time!(n, weigh(values, positions.clone(), &p, sums));
     }
 }
 
 /// Positions whose values are added at once: a part of them that a near cache holds while all
 /// queries take their share of it.
 const TOGETHER: usize = 16;
+/// Elements of a key by which a tile's are fetched ahead; in f32 so many are 4 KiB.
+const KEYS_AHEAD: usize = 64;
 
 /// The scaled scores of the positions of up to four `tiles` for `R` queries.
 #[inline(always)]
-fn score<const R: usize>(
+fn score<E: Copy, W: Fn(E) -> f32 + Copy, const R: usize>(
     first: usize,
     x: &BlockInputs<'_>,
+    keys: Plain<'_, E, W>,
     tiles: Range<usize>,
     p: &mut [[f32; KV_BLOCK]],
 ) {
     let queries: [&[f32]; R] = std::array::from_fn(|r| x.queries[first + r]);
-    let keys = Plain(x.keys, |k: f32| k);
     let mut put = |tile: usize, products: &[Lanes; R]| {
         for (p, products) in p[first..].iter_mut().zip(products) {
             p[tile * TILE..][..TILE].copy_from_slice(&products.map(|dot| dot * x.scale));
         }
     };
     if R == 1 && tiles.len() == 4 {
-        for (tile, products) in tiles.clone().zip(&keys.chains::<4, R>(tiles.start, queries)) {
+        for (tile, products) in
+            tiles.clone().zip(&keys.chains::<4, R>(tiles.start, queries, KEYS_AHEAD))
+        {
             put(tile, products);
         }
     } else {
         for tile in tiles {
-            put(tile, &keys.chains::<1, R>(tile, queries)[0]);
+            put(tile, &keys.chains::<1, R>(tile, queries, KEYS_AHEAD)[0]);
         }
     }
 }
@@ -168,35 +202,35 @@ fn softmax(scores: &mut [Lanes]) -> Softmax {
 
 /// Goes on with the sums of `R` queries, by the values of `positions`.
 #[inline(always)]
-fn weigh<const R: usize>(
+fn weigh<E: Copy, W: Fn(E) -> f32 + Copy, const R: usize>(
     first: usize,
-    x: &BlockInputs<'_>,
+    values: Plain<'_, E, W>,
     positions: Range<usize>,
     p: &[[f32; KV_BLOCK]],
     sums: &mut [f32],
 ) {
-    let v_dim = sums.len() / x.queries.len();
+    let v_dim = sums.len() / p.len();
     let p: [&[f32]; R] = std::array::from_fn(|r| &p[first + r][positions.clone()]);
-    let values = &x.values[positions.start * v_dim..positions.end * v_dim];
+    let values = Plain(&values.0[positions.start * v_dim..positions.end * v_dim], values.1);
     let sums = &mut sums[first * v_dim..][..R * v_dim];
     let whole = v_dim / TILE * TILE;
     let mut d = 0;
     if R == 1 {
         // Several tiles in flight hide the latency of each chain.
         while d + 4 * TILE <= whole {
-            lengthen::<4, R>(p, values, v_dim, d, sums);
+            lengthen::<_, _, 4, R>(p, values, v_dim, d, sums);
             d += 4 * TILE;
         }
     }
     while d < whole {
-        lengthen::<1, R>(p, values, v_dim, d, sums);
+        lengthen::<_, _, 1, R>(p, values, v_dim, d, sums);
         d += TILE;
     }
-    for (j, value) in values.chunks_exact(v_dim).enumerate() {
+    for (j, value) in values.0.chunks_exact(v_dim).enumerate() {
         for r in 0..R {
-            for (sum, v) in sums[r * v_dim + whole..(r + 1) * v_dim].iter_mut().zip(&value[whole..])
-            {
-                *sum = v.mul_add(p[r][j], *sum);
+            let sums = &mut sums[r * v_dim + whole..(r + 1) * v_dim];
+            for (sum, &v) in sums.iter_mut().zip(&value[whole..]) {
+                *sum = values.1(v).mul_add(p[r][j], *sum);
             }
         }
     }
@@ -204,9 +238,9 @@ fn weigh<const R: usize>(
 
 /// [`weigh`] for `T` tiles of the values' elements from element `d` on.
 #[inline(always)]
-fn lengthen<const T: usize, const R: usize>(
+fn lengthen<E: Copy, W: Fn(E) -> f32 + Copy, const T: usize, const R: usize>(
     p: [&[f32]; R],
-    values: &[f32],
+    values: Plain<'_, E, W>,
     v_dim: usize,
     d: usize,
     sums: &mut [f32],
@@ -218,9 +252,12 @@ fn lengthen<const T: usize, const R: usize>(
     let mut acc: [[Lanes; R]; T] = std::array::from_fn(|t| {
         std::array::from_fn(|r| sums[tile(r, t)].try_into().expect("16 lanes"))
     });
-    for (j, value) in values.chunks_exact(v_dim).enumerate() {
+    for (j, value) in values.0.chunks_exact(v_dim).enumerate() {
         for t in 0..T {
-            let v: &Lanes = value[tile(0, t)].try_into().expect("16 lanes");
+            let v: &[E; TILE] = value[tile(0, t)].try_into().expect("16 lanes");
+            // These lines lie a row apart, so that the CPU does not find the next ones by itself.
+            prefetch(v.as_ptr().wrapping_add(TOGETHER * v_dim));
+            let v = v.map(values.1);
             for r in 0..R {
                 for l in 0..TILE {
                     acc[t][r][l] = v[l].mul_add(p[r][j], acc[t][r][l]);

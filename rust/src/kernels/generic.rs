@@ -3,8 +3,9 @@
 //! Every function is `inline(always)` so that it takes on the caller's target features, and keeps
 //! the order of operations of `scalar`, which the tests compare bit for bit.
 
+use super::Kept;
 use super::math;
-use crate::dtype::e4m3_number_to_f32;
+use crate::dtype::{bf16_to_f32, e4m3_number_to_f32};
 use crate::matrix::{Fp8Tiles, TILE};
 
 /// One value per output row of a tile.
@@ -66,12 +67,14 @@ fn lanes<T>(elements: &[T], at: usize) -> &[T; TILE] {
 
 impl<E: Copy, W: Fn(E) -> f32 + Copy> Plain<'_, E, W> {
     /// The outputs of `T` tiles from tile `first` for `rows` `[n_in]`: one chain of fused
-    /// multiply-adds per output, inputs ascending.
+    /// multiply-adds per output, inputs ascending. The weights of so many inputs `ahead` are fetched
+    /// meanwhile; 0 leaves that to the CPU.
     #[inline(always)]
     pub fn chains<const T: usize, const R: usize>(
         self,
         first: usize,
         rows: [&[f32]; R],
+        ahead: usize,
     ) -> [[Lanes; R]; T] {
         let n_in = rows[0].len();
         let rows = rows.map(|row| &row[..n_in]);
@@ -81,7 +84,11 @@ impl<E: Copy, W: Fn(E) -> f32 + Copy> Plain<'_, E, W> {
         let mut acc = [[[0.0f32; TILE]; R]; T];
         for k in 0..n_in {
             for t in 0..T {
-                let w = lanes(tiles[t], k).map(self.1);
+                let w = lanes(tiles[t], k);
+                if ahead > 0 {
+                    prefetch(w.as_ptr().wrapping_add(ahead * TILE));
+                }
+                let w = w.map(self.1);
                 for r in 0..R {
                     let x = rows[r][k];
                     for l in 0..TILE {
@@ -94,6 +101,23 @@ impl<E: Copy, W: Fn(E) -> f32 + Copy> Plain<'_, E, W> {
     }
 }
 
+/// Has what lies at `place`, which need not be anything, brought into the second cache, where the
+/// compiler can say that.
+#[inline(always)]
+pub fn prefetch<T>(place: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: a hint, which neither reads nor faults, of every x86-64 CPU.
+        #[allow(unsafe_code, reason = "takes a pointer, which it does not follow")]
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T1>(place.cast());
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = place;
+}
+
 impl<E: Copy, W: Fn(E) -> f32 + Copy> Weights for Plain<'_, E, W> {
     #[inline(always)]
     fn accumulate<const T: usize, const R: usize>(
@@ -102,7 +126,7 @@ impl<E: Copy, W: Fn(E) -> f32 + Copy> Weights for Plain<'_, E, W> {
         x: Rows<'_>,
         first_row: usize,
     ) -> [[Lanes; R]; T] {
-        self.chains(first, x.take(first_row))
+        self.chains(first, x.take(first_row), 0)
     }
 
     #[inline(always)]
@@ -395,9 +419,22 @@ pub fn softmax_weights(x: &mut [f32], max: f32, temperature: f32) {
 ///
 /// `q`: `[heads][dim]`. `weights`: `[heads]`. `keys`: `[16 tiles][dim][16 positions]`.
 #[inline(always)]
-pub fn index_scores(q: &[f32], weights: &[f32], scale: f32, keys: &[f32], out: &mut [f32]) {
+pub fn index_scores(q: &[f32], weights: &[f32], scale: f32, keys: Kept<'_>, out: &mut [f32]) {
+    match keys {
+        Kept::F32(keys) => scores_of(q, weights, scale, Plain(keys, |k| k), out),
+        Kept::Bf16(keys) => scores_of(q, weights, scale, Plain(keys, bf16_to_f32), out),
+    }
+}
+
+#[inline(always)]
+fn scores_of<E: Copy, W: Fn(E) -> f32 + Copy>(
+    q: &[f32],
+    weights: &[f32],
+    scale: f32,
+    keys: Plain<'_, E, W>,
+    out: &mut [f32],
+) {
     let rows = Rows { n_in: q.len() / weights.len(), x: q };
-    let keys = Plain(keys, |k: f32| k);
     for (tile, out) in out.chunks_mut(TILE).enumerate() {
         let mut acc = [0.0f32; TILE];
         let mut add = |weight: f32, products: &Lanes| {

@@ -1,6 +1,6 @@
 //! The generic kernels compiled for each instruction set, behind one table of function pointers.
 
-use super::attention::{self, Softmax};
+use super::attention::{self, Kept, Softmax};
 use super::generic::{self, Lanes, Plain, Rows, Scaled};
 use super::int::{self, IntRows};
 use super::recurrent;
@@ -19,7 +19,7 @@ pub struct Table {
     add_scaled: unsafe fn(&mut [f32], f32, &[f32]),
     clamped_swiglu: unsafe fn(&mut [f32], &[f32], f32, f32),
     softmax_weights: unsafe fn(&mut [f32], f32, f32),
-    index_scores: unsafe fn(&[f32], &[f32], f32, &[f32], &mut [f32]),
+    index_scores: unsafe fn(&[f32], &[f32], f32, Kept<'_>, &mut [f32]),
     pub attention: attention::Entries,
     pub recurrent: recurrent::Entries,
 }
@@ -42,7 +42,9 @@ fn matmul(w: &Elements, first: usize, x: Rows<'_>, n_rows: usize, out: &mut [Lan
 macro_rules! level {
     ($name:ident, $int_matmul:path $(, $feature:literal)*) => {
         mod $name {
-            use super::{Elements, Lanes, Rows, Softmax, Table, attention, generic, int, recurrent};
+            use super::{
+                Elements, Kept, Lanes, Rows, Softmax, Table, attention, generic, int, recurrent,
+            };
 
             pub const TABLE: Table = Table {
                 matmul,
@@ -106,7 +108,7 @@ macro_rules! level {
             }
 
             $(#[target_feature(enable = $feature)])*
-            fn index_scores(q: &[f32], w: &[f32], scale: f32, keys: &[f32], out: &mut [f32]) {
+            fn index_scores(q: &[f32], w: &[f32], scale: f32, keys: Kept<'_>, out: &mut [f32]) {
                 generic::index_scores(q, w, scale, keys, out);
             }
 
@@ -234,7 +236,7 @@ impl Table {
         unsafe { (self.softmax_weights)(x, max, temperature) }
     }
 
-    pub fn index_scores(&self, q: &[f32], w: &[f32], scale: f32, keys: &[f32], out: &mut [f32]) {
+    pub fn index_scores(&self, q: &[f32], w: &[f32], scale: f32, keys: Kept<'_>, out: &mut [f32]) {
         // SAFETY: as above.
         unsafe { (self.index_scores)(q, w, scale, keys, out) }
     }

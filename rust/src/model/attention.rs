@@ -153,10 +153,7 @@ pub fn attend_selected(step: &Step, heads: &Heads, q: &[f32]) -> Vec<f32> {
         let parts: Vec<&[usize]> = positions.chunks(KV_BLOCK).collect();
         let blocks = step.team.map(&parts, positions.len() * k_dim, |part| kv.gather_latents(part));
         let row = Seen { slot, positions: 0..positions.len() };
-        let find = |_, _, block: usize| {
-            let (keys, values): &(Vec<f32>, Vec<f32>) = &blocks[block];
-            (&keys[..], &values[..])
-        };
+        let find = |_, _, block: usize| blocks[block].kept();
         out.extend(attend_blocks(on, &[row], heads, q, &find));
     }
     out

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::cpu::Isa;
 use crate::kernels::scalar;
+use crate::kv::Precision;
 
 /// A small generator with a fixed sequence; values of mixed magnitude and sign.
 struct Random(u64);
@@ -29,6 +30,7 @@ struct Case {
     key_heads: usize,
     sharing: usize,
     dims: (usize, usize),
+    precision: Precision,
     /// For each slot its positions and how many of the last are rows.
     slots: Vec<(usize, usize)>,
     window: Option<usize>,
@@ -51,11 +53,14 @@ fn cases() -> impl Strategy<Value = Case> {
         prop_oneof![1..20usize, Just(256), Just(257), 240..300usize, 500..530usize, 700..800usize];
     let slots = proptest::collection::vec((positions, 1..6usize), 1..3);
     let window = prop_oneof![Just(None), (1..400usize).prop_map(Some)];
-    (heads, dims, slots, window, any::<bool>(), any::<u64>()).prop_map(
-        |((key_heads, sharing), dims, slots, window, sinks, seed)| Case {
+    let precision = prop_oneof![Just(Precision::F32), Just(Precision::Bf16)];
+    let kept = (dims, precision);
+    (heads, kept, slots, window, any::<bool>(), any::<u64>()).prop_map(
+        |((key_heads, sharing), (dims, precision), slots, window, sinks, seed)| Case {
             key_heads,
             sharing,
             dims,
+            precision,
             slots: slots.into_iter().map(|(n, rows)| (n, rows.min(n))).collect(),
             window,
             sinks,
@@ -72,7 +77,15 @@ struct Written {
 
 fn check(case: &Case, levels: &[Kernels], teams: &[Team]) {
     let (k_dim, v_dim) = case.dims;
-    let layout = KvLayout { heads: case.key_heads, k_dim, v_dim, index_dim: 0 };
+    let precision = case.precision;
+    let layout = KvLayout { heads: case.key_heads, k_dim, v_dim, index_dim: 0, precision };
+    let round = |x: &mut Vec<f32>| {
+        if precision == Precision::Bf16 {
+            for x in x {
+                *x = half::bf16::from_f32(*x).to_f32();
+            }
+        }
+    };
     let n = case.key_heads * case.sharing;
     let mut random = Random(case.seed);
     let (mut slots, mut written, mut rows) = (Vec::new(), Vec::new(), Vec::new());
@@ -83,6 +96,8 @@ fn check(case: &Case, levels: &[Kernels], teams: &[Team]) {
             keys.push(random.floats(case.key_heads * k_dim));
             values.push(random.floats(case.key_heads * v_dim));
             kv.layer_mut(0).write(position, &keys[position], &values[position]);
+            round(&mut keys[position]);
+            round(&mut values[position]);
         }
         rows.extend((positions - n_rows..positions).map(|position| Row {
             slot,
@@ -147,7 +162,9 @@ fn long_contexts_equal_the_definition_bit_for_bit() {
         [(1, 64, (576, 512), 2100), (2, 9, (128, 128), 5000)]
     {
         let slots = vec![(positions, 1), (300, 1)];
-        let case = Case { key_heads, sharing, dims, slots, window: None, sinks: false, seed: 3 };
+        let precision = if sharing == 9 { Precision::Bf16 } else { Precision::F32 };
+        let (window, sinks, seed) = (None, false, 3);
+        let case = Case { key_heads, sharing, dims, precision, slots, window, sinks, seed };
         check(&case, &fast, &teams());
     }
 }
@@ -156,7 +173,8 @@ fn long_contexts_equal_the_definition_bit_for_bit() {
 /// not a number.
 #[test]
 fn positions_that_a_row_does_not_see_do_not_reach_it() {
-    let layout = KvLayout { heads: 1, k_dim: 16, v_dim: 20, index_dim: 0 };
+    let precision = Precision::F32;
+    let layout = KvLayout { heads: 1, k_dim: 16, v_dim: 20, index_dim: 0, precision };
     let mut slots = [KvSlot::new(&[LayerLayout::Positions(layout)])];
     for position in 0..256 {
         let x = if (90..=100).contains(&position) { 1.0 } else { f32::NAN };

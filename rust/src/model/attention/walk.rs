@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use super::{Attending, Heads};
-use crate::kernels::{BlockInputs, KV_BLOCK, Softmax};
+use crate::kernels::{BlockInputs, KV_BLOCK, Kept, Softmax};
 
 /// Most queries that meet a block at once.
 const QUERIES: usize = 16;
@@ -18,7 +18,7 @@ const MEETINGS: usize = 4;
 pub const UNMERGED: usize = 1 << 17;
 
 /// Keys and values of a block, by slot, key head and number.
-pub type Find<'a> = dyn Fn(usize, usize, usize) -> (&'a [f32], &'a [f32]) + Sync + 'a;
+pub type Find<'a> = dyn Fn(usize, usize, usize) -> (Kept<'a>, Kept<'a>) + Sync + 'a;
 
 /// Positions that a row sees.
 pub struct Seen {
@@ -181,7 +181,7 @@ fn meet(
     q: &[f32],
     group: &Group,
     block: usize,
-    (keys, values): (&[f32], &[f32]),
+    (keys, values): (Kept, Kept),
 ) -> Found {
     let (k_dim, v_dim) = heads.dims();
     let at = |row: usize, head: usize| (row * heads.n + head) * k_dim;
