@@ -119,7 +119,7 @@ def test_the_table_is_for_people(text: Path) -> None:
         *("format", "activations", "size", "KL", "mean", "median", "p99", "top-1", "perplexity")
     ]
     assert lines[2].split()[:7] == ["f32", "float", *lines[2].split()[2:4], "0", "0", "0"]
-    assert len(lines) == 2 + 4 + 2 * len(INTEGERS)
+    assert len(lines) == 2 + 5 + 2 * len(INTEGERS)
     assert len({len(line) for line in lines[1:]}) == 1
 
 
