@@ -66,10 +66,18 @@ def in_group(group: Path | None) -> list[str]:
 class Colibri:
     """Our engine process."""
 
-    def __init__(self, model: Path, threads: int, group: Path | None = None) -> None:
-        # In little memory there is none to hold ready for conversations that nobody has.
-        slots = SEQUENCES if group is None else 1
-        arguments = ["--mux", "--model", str(model), "--ctx", str(CTX), "--slots", str(slots)]
+    def __init__(
+        self,
+        model: Path,
+        threads: int,
+        group: Path | None = None,
+        ctx: int = CTX,
+        slots: int | None = None,
+    ) -> None:
+        if slots is None:
+            # In little memory there is none to hold ready for conversations that nobody has.
+            slots = SEQUENCES if group is None else 1
+        arguments = ["--mux", "--model", str(model), "--ctx", str(ctx), "--slots", str(slots)]
         self.process = subprocess.Popen(
             [*in_group(group), *find_engine(), *arguments],
             stdin=subprocess.PIPE,
@@ -78,7 +86,7 @@ class Colibri:
             env={**os.environ, "COLIBRI_THREADS": str(threads), "KVSAVE": "0"},
         )
         self.reader = _core.RecordReader()
-        self.ctx = CTX
+        self.ctx = ctx
         self.next_id = 1
         self.prompts: dict[int, int] = {}
         while not any(kind == "CAPS" for kind, _ in self.records()):

@@ -181,6 +181,7 @@ class Model:
         model_dirs: str | None = None,
         vram_gb: float | None = None,
         device: str | None = None,
+        kv: str | None = None,
     ) -> Self: ...
     def encode(self, text: str) -> list[int]: ...
     def decode(self, ids: list[int]) -> str: ...
@@ -240,6 +241,7 @@ def examine(
     mirrors: str | None = None,
     vram_gb: float | None = None,
     device: str | None = None,
+    kv: str | None = None,
 ) -> str:
     """What is in the way of an engine with these options, found by its own loader.
 

@@ -51,6 +51,8 @@ class Model:
         vram_gb: memory of ``device`` in GB (1e9 bytes) for experts.
         device: what holds the hottest experts: ``host``, a part of this machine's own memory beside
             ``ram_gb``, for tests and measurements; ``None`` is none. The results are the same.
+        kv: in what keys and values are kept: ``f32`` or ``bf16``, which takes half of the memory
+            and rounds them; ``None`` is ``f32``.
 
     Raises:
         TypeError, ValueError: naming the argument that cannot be used.
@@ -71,6 +73,7 @@ class Model:
         model_dirs: str | None = None,
         vram_gb: float | None = None,
         device: str | None = None,
+        kv: str | None = None,
     ) -> None:
         name = None if path is None else arguments.path("path", path)
         if ram_gb is not None:
@@ -79,6 +82,8 @@ class Model:
             vram_gb = arguments.real("vram_gb", vram_gb, 0, MAX_RAM_GB, above_low=True)
         if device is not None:
             device = arguments.text("device", device)
+        if kv is not None:
+            kv = arguments.text("kv", kv)
         ctx = arguments.integer("ctx", ctx, 2, arguments.MAX_TOKENS)
         if threads is not None:
             threads = arguments.integer("threads", threads, 1, arguments.MAX_THREADS)
@@ -109,6 +114,7 @@ class Model:
                 dirs,
                 vram_gb,
                 device,
+                kv,
             )
         except _core.ColibriCoreError as error:
             raise _engine_error(error) from error

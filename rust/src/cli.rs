@@ -14,6 +14,7 @@ use crate::engine::{DEFAULT_STALL_MS, Engine, MAX_PREFILL_CHUNK};
 use crate::error::{Error, Result, one_line};
 use crate::experts::history::{self, SAVE_LIMIT};
 use crate::gpu::DeviceKind;
+use crate::kv::Precision;
 use crate::legacy::{self, Chat, LegacyOptions};
 use crate::mux::{self, SessionOptions, Wire};
 use crate::runner::RunnerOptions;
@@ -114,6 +115,10 @@ struct Args {
     /// Whether tokens that an answer will probably have are computed before it is certain
     #[arg(long, env = "COLIBRI_SPECULATE", value_enum, default_value_t)]
     speculate: Guessing,
+    /// In what the keys and values of conversations are kept: `bf16` takes half of the memory and of
+    /// the time to read them, and rounds them
+    #[arg(long, env = "COLIBRI_KV", value_enum, default_value_t)]
+    kv: Precision,
     /// Folder for what is remembered from one run to the next [default: the model's]
     #[arg(long, env = "COLIBRI_STATE_DIR", value_name = "DIR")]
     state_dir: Option<OsString>,
@@ -381,6 +386,7 @@ fn serve(args: &Args, model: &Path, legacy: Option<LegacyOptions>) -> Result<i32
         ram_bytes: args.ram.map(|gb| (gb * 1e9) as u64),
         threads: args.threads.map(|n| n as usize),
         isa: args.isa,
+        kv: args.kv,
         expert_slots: args.expert_slots,
         prefetch: args.prefetch == Guessing::Auto,
         device: args.device,

@@ -96,6 +96,9 @@ pub fn examine(dir: &Path, options: &RunnerOptions) -> Value {
         Ok(mut survey) => {
             files = told_files(survey.catalog());
             errors.append(&mut survey.faults);
+            if let Some(model) = &mut survey.model {
+                model.precision = options.kv;
+            }
             if let Some(model) = &survey.model {
                 findings.extend(model.notices.iter().map(Finding::note));
                 if let Some(tokenizer) = &tokenizer {

@@ -41,6 +41,16 @@ pub fn bf16_to_f32(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
+/// The bf16 nearest to `x`, of two equally near ones the even one; a NaN stays one.
+#[inline(always)]
+pub fn f32_to_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    // Beyond the largest bf16 this carries into the exponent of infinity, as rounding should.
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));
+    // What tells a NaN from infinity may be in the half that is dropped.
+    (if x.is_nan() { bits | 0x40_0000 } else { rounded } >> 16) as u16
+}
+
 /// Widens an f16 exactly, without a branch, so that a loop over it vectorises.
 #[inline(always)]
 pub fn f16_to_f32(bits: u16) -> f32 {
@@ -101,6 +111,30 @@ mod tests {
                 "{bits:#06x}: {ours} instead of {reference}"
             );
             assert_eq!(bf16_to_f32(bits).to_bits(), u32::from(bits) << 16);
+        }
+    }
+
+    #[test]
+    fn floats_round_to_the_nearest_bf16_and_ties_to_the_even_one() {
+        // Beside every bf16: itself, what lies around the middle to the next one, and that one's last.
+        for upper in 0..=u16::MAX {
+            for lower in [0u32, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let x = f32::from_bits(u32::from(upper) << 16 | lower);
+                let ours = f32_to_bf16(x);
+                if x.is_nan() {
+                    assert!(bf16_to_f32(ours).is_nan(), "{:#x}", x.to_bits());
+                    continue;
+                }
+                // Neighbours in the order of magnitudes, infinity in its place above the largest.
+                let (below, above) = (upper, upper + u16::from(lower > 0));
+                let expected = match lower {
+                    0x8000 if below % 2 == 0 => below,
+                    0x8000.. => above,
+                    _ => below,
+                };
+                assert_eq!(ours, expected, "{x}");
+                assert_eq!(ours, half::bf16::from_f32(x).to_bits(), "{x}");
+            }
         }
     }
 

@@ -2,6 +2,7 @@
 //!
 //! Owns: run-time dispatch over instruction sets. Does not own: threads, buffers, formats.
 
+mod attention;
 pub mod generic;
 mod int;
 mod isa;
@@ -9,12 +10,11 @@ pub mod math;
 mod recurrent;
 pub mod scalar;
 
-use std::ops::Range;
-
 use crate::cpu::Isa;
 use crate::matrix::{Elements, Matrix, TILE, padded_group};
 use crate::threads::Team;
-pub use generic::{KV_BLOCK, Softmax};
+pub use attention::{BlockInputs, Kept, Softmax};
+pub use generic::KV_BLOCK;
 use generic::{Lanes, Rows};
 use int::IntRows;
 pub use recurrent::HeadInputs;
@@ -166,25 +166,10 @@ impl Kernels {
         q: &[f32],
         weights: &[f32],
         scale: f32,
-        keys: &[f32],
+        keys: Kept<'_>,
         out: &mut [f32],
     ) {
         self.table.index_scores(q, weights, scale, keys, out);
-    }
-
-    /// Adds positions of one key/value block to a query's attention; see [`generic::attend_block`].
-    #[allow(clippy::too_many_arguments, reason = "mirrors the kernel")]
-    pub fn attend_block(
-        &self,
-        q: &[f32],
-        scale: f32,
-        keys: &[f32],
-        values: &[f32],
-        positions: Range<usize>,
-        state: &mut Softmax,
-        acc: &mut [f32],
-    ) {
-        self.table.attend_block(q, scale, keys, values, positions, state, acc);
     }
 }
 

@@ -6,6 +6,7 @@
 //! them writes. Does not own: which request uses a slot (`engine`), the arithmetic over the blocks
 //! (`kernels`).
 
+mod cells;
 pub mod file;
 pub mod saver;
 mod state;
@@ -13,8 +14,10 @@ mod state;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::kernels::KV_BLOCK;
+use crate::kernels::{KV_BLOCK, Kept};
 use crate::matrix::TILE;
+pub use cells::Precision;
+use cells::{Cell, Cells, put_in_tile};
 pub use state::{LayerState, Snapshot, StateLayout};
 
 /// What a layer keeps of a conversation.
@@ -27,6 +30,15 @@ pub enum LayerLayout {
 }
 
 impl LayerLayout {
+    /// The same with keys and values in `precision`; states stay as they are.
+    #[must_use]
+    pub fn kept_in(self, precision: Precision) -> Self {
+        match self {
+            Self::Positions(kv) => Self::Positions(KvLayout { precision, ..kv }),
+            Self::State(state) => Self::State(state),
+        }
+    }
+
     /// Most bytes that a conversation of `ctx` tokens takes.
     pub fn bytes(self, ctx: usize) -> u64 {
         match self {
@@ -49,12 +61,15 @@ pub struct KvLayout {
     pub v_dim: usize,
     /// Elements of the key by which an indexer judges the position; 0 where there is none.
     pub index_dim: usize,
+    /// In what all of these are kept.
+    pub precision: Precision,
 }
 
 impl KvLayout {
     /// Bytes one position takes.
     pub fn bytes_per_position(self) -> usize {
-        (self.heads * (self.k_dim + self.v_dim) + self.index_dim) * 4
+        let cells = self.heads * (self.k_dim + self.v_dim) + self.index_dim;
+        cells * self.precision.bytes()
     }
 
     /// Whether a position's value is the beginning of its key. Of latents alone, which are kept
@@ -63,8 +78,13 @@ impl KvLayout {
         self.heads == 1 && self.k_dim > self.v_dim
     }
 
+    /// Bytes that a file keeps of a position.
+    fn stored_bytes(self) -> usize {
+        self.stored_cells() * self.precision.bytes()
+    }
+
     /// Elements that a file keeps of a position.
-    fn stored_floats(self) -> usize {
+    fn stored_cells(self) -> usize {
         let values = if self.is_latent() { 0 } else { self.heads * self.v_dim };
         self.heads * self.k_dim + values + self.index_dim
     }
@@ -75,11 +95,11 @@ impl KvLayout {
 #[derive(Clone)]
 struct Block {
     /// `[heads][16 tiles][k_dim][16 positions]`
-    keys: Vec<f32>,
+    keys: Cells,
     /// `[heads][256 positions][v_dim]`
-    values: Vec<f32>,
+    values: Cells,
     /// `[16 tiles][index_dim][16 positions]`
-    index_keys: Vec<f32>,
+    index_keys: Cells,
 }
 
 /// One layer's keys and values.
@@ -105,62 +125,71 @@ impl LayerKv {
         let KvLayout { k_dim, v_dim, .. } = self.layout;
         let (block, at) = (self.block(position), position % KV_BLOCK);
         for (head, key) in key.chunks_exact(k_dim).enumerate() {
-            put_in_tile(&mut block.keys[head * KV_BLOCK * k_dim..], at, key);
+            block.keys.put_in_tile(head * KV_BLOCK * k_dim, at, key);
         }
         for (head, value) in value.chunks_exact(v_dim).enumerate() {
-            block.values[(head * KV_BLOCK + at) * v_dim..][..v_dim].copy_from_slice(value);
+            block.values.put((head * KV_BLOCK + at) * v_dim, value);
         }
     }
 
     /// Stores the index key `[index_dim]` of `position`.
     pub fn write_index(&mut self, position: usize, key: &[f32]) {
-        put_in_tile(&mut self.block(position).index_keys, position % KV_BLOCK, key);
+        self.block(position).index_keys.put_in_tile(0, position % KV_BLOCK, key);
     }
 
     /// The block that holds `position`, made if need be, and nobody else's any more.
     fn block(&mut self, position: usize) -> &mut Block {
-        let KvLayout { heads, k_dim, v_dim, index_dim } = self.layout;
+        let KvLayout { heads, k_dim, v_dim, index_dim, precision } = self.layout;
         while self.blocks.len() <= position / KV_BLOCK {
             self.blocks.push(Arc::new(Block {
-                keys: vec![0.0; heads * KV_BLOCK * k_dim],
-                values: vec![0.0; heads * KV_BLOCK * v_dim],
-                index_keys: vec![0.0; KV_BLOCK * index_dim],
+                keys: Cells::zeros(precision, heads * KV_BLOCK * k_dim),
+                values: Cells::zeros(precision, heads * KV_BLOCK * v_dim),
+                index_keys: Cells::zeros(precision, KV_BLOCK * index_dim),
             }));
         }
         Arc::make_mut(&mut self.blocks[position / KV_BLOCK])
     }
 
     /// What a file keeps of `positions`, one after the other: keys, values unless keys begin with
-    /// them, index keys; [`KvLayout::stored_floats`] each.
-    fn stored(&self, positions: Range<usize>) -> Vec<f32> {
-        let KvLayout { heads, k_dim, v_dim, index_dim } = self.layout;
-        let mut rows = Vec::with_capacity(positions.len() * self.layout.stored_floats());
+    /// them, index keys; [`KvLayout::stored_cells`] each.
+    fn stored(&self, positions: Range<usize>) -> Cells {
+        let KvLayout { heads, k_dim, v_dim, index_dim, precision } = self.layout;
+        let n = positions.len() * self.layout.stored_cells();
+        let mut rows = Cells::with_capacity(precision, n);
         for position in positions {
             // Nothing is known there; see [`KvSlot::drafting`].
             let Some(block) = self.blocks.get(position / KV_BLOCK) else {
-                rows.resize(rows.len() + self.layout.stored_floats(), 0.0);
+                rows.extend_by_zeros(self.layout.stored_cells());
                 continue;
             };
             let at = position % KV_BLOCK;
             for head in 0..heads {
-                take_from_tile(&block.keys[head * KV_BLOCK * k_dim..], at, k_dim, &mut rows);
+                rows.extend_by_key(&block.keys, head * KV_BLOCK * k_dim, at, k_dim);
             }
             for head in 0..if self.layout.is_latent() { 0 } else { heads } {
-                rows.extend_from_slice(&block.values[(head * KV_BLOCK + at) * v_dim..][..v_dim]);
+                let first = (head * KV_BLOCK + at) * v_dim;
+                rows.extend(&block.values, first..first + v_dim);
             }
-            take_from_tile(&block.index_keys, at, index_dim, &mut rows);
+            rows.extend_by_key(&block.index_keys, 0, at, index_dim);
         }
         rows
     }
 
+    /// Room for what [`Self::stored`] gives of `n` positions.
+    fn unread(&self, n: usize) -> Cells {
+        Cells::zeros(self.layout.precision, n * self.layout.stored_cells())
+    }
+
     /// Writes `n` positions from `start` on as [`Self::stored`] gave them.
-    fn restore(&mut self, start: usize, n: usize, rows: &[f32]) {
+    fn restore(&mut self, start: usize, n: usize, rows: &Cells) {
         let layout = self.layout;
         let keys = layout.heads * layout.k_dim;
-        for (i, row) in rows.chunks_exact(layout.stored_floats().max(1)).take(n).enumerate() {
+        let rows = rows.widened();
+        for (i, row) in rows.chunks_exact(layout.stored_cells().max(1)).take(n).enumerate() {
             let (kept, index_key) = row.split_at(row.len() - layout.index_dim);
             let (key, value) = kept.split_at(keys);
             let value = if layout.is_latent() { &key[..layout.v_dim] } else { value };
+            // What was rounded once stays what it is.
             self.write(start + i, key, value);
             if layout.index_dim > 0 {
                 self.write_index(start + i, index_key);
@@ -169,33 +198,39 @@ impl LayerKv {
     }
 
     /// The index keys of 256 positions, `[16 tiles][index_dim][16 positions]`.
-    pub fn index_keys(&self, block: usize) -> &[f32] {
-        &self.blocks[block].index_keys
+    pub fn index_keys(&self, block: usize) -> Kept<'_> {
+        self.blocks[block].index_keys.all()
     }
 
     /// Copies of the keys and values of up to 256 `positions`, laid out as if they followed one
     /// another, of a layer that keeps latents: its only head's key starts with its value.
-    ///
-    /// That start is read from the values, where it lies in one piece; the elements of a key lie a
-    /// cache line apart.
-    pub fn gather_latents(&self, positions: &[usize]) -> (Vec<f32>, Vec<f32>) {
+    pub fn gather_latents(&self, positions: &[usize]) -> Latents {
+        match self.layout.precision {
+            Precision::F32 => self.gather::<f32>(positions),
+            Precision::Bf16 => self.gather::<u16>(positions),
+        }
+    }
+
+    /// A key's beginning is read from the value, where it lies in one piece; the elements of a key
+    /// lie a cache line apart.
+    fn gather<C: Cell>(&self, positions: &[usize]) -> Latents {
         let KvLayout { k_dim, v_dim, .. } = self.layout;
-        let mut keys = vec![0.0; positions.len().next_multiple_of(TILE) * k_dim];
+        let mut keys = vec![C::default(); positions.len().next_multiple_of(TILE) * k_dim];
         let mut values = Vec::with_capacity(positions.len() * v_dim);
-        let mut key = vec![0.0; k_dim];
+        let mut key = vec![C::default(); k_dim];
         for (i, position) in positions.iter().enumerate() {
             let (block, at) = (&self.blocks[position / KV_BLOCK], position % KV_BLOCK);
-            let value = &block.values[at * v_dim..][..v_dim];
+            let value = &C::of(&block.values)[at * v_dim..][..v_dim];
             values.extend_from_slice(value);
-            let tile = &block.keys[at / TILE * k_dim * TILE..][..k_dim * TILE];
+            let tile = &C::of(&block.keys)[at / TILE * k_dim * TILE..][..k_dim * TILE];
             let (latent, rest) = key.split_at_mut(v_dim);
             latent.copy_from_slice(value);
             for (k, lanes) in rest.iter_mut().zip(tile[v_dim * TILE..].chunks_exact(TILE)) {
                 *k = lanes[at % TILE];
             }
-            put_in_tile(&mut keys, i, &key);
+            put_in_tile(&mut keys, i, &key, |&k| k);
         }
-        (keys, values)
+        Latents { keys: C::cells(keys), values: C::cells(values) }
     }
 
     /// Blocks of `head` that hold any of `positions`: keys, values, which of the block's positions
@@ -204,7 +239,7 @@ impl LayerKv {
         &self,
         head: usize,
         positions: Range<usize>,
-    ) -> impl Iterator<Item = (&[f32], &[f32], Range<usize>)> {
+    ) -> impl Iterator<Item = (Kept<'_>, Kept<'_>, Range<usize>)> {
         let KvLayout { k_dim, v_dim, .. } = self.layout;
         let (k, v) = (KV_BLOCK * k_dim, KV_BLOCK * v_dim);
         let range = positions.start / KV_BLOCK..positions.end.div_ceil(KV_BLOCK);
@@ -212,26 +247,25 @@ impl LayerKv {
             let first = positions.start.saturating_sub(i * KV_BLOCK);
             let end = (positions.end - i * KV_BLOCK).min(KV_BLOCK);
             (
-                &block.keys[head * k..(head + 1) * k],
-                &block.values[head * v..(head + 1) * v],
+                block.keys.kept(head * k..(head + 1) * k),
+                block.values.kept(head * v..(head + 1) * v),
                 first..end,
             )
         })
     }
 }
 
-/// Writes `key` as position `at` of `tiles` `[tiles][key.len()][16 positions]`.
-fn put_in_tile(tiles: &mut [f32], at: usize, key: &[f32]) {
-    let tile = &mut tiles[at / TILE * key.len() * TILE..][..key.len() * TILE];
-    for (lanes, &k) in tile.chunks_exact_mut(TILE).zip(key) {
-        lanes[at % TILE] = k;
-    }
+/// Keys and values that were brought together.
+pub struct Latents {
+    keys: Cells,
+    values: Cells,
 }
 
-/// Appends the key of `len` elements that is position `at` of `tiles`.
-fn take_from_tile(tiles: &[f32], at: usize, len: usize, out: &mut Vec<f32>) {
-    let tile = &tiles[at / TILE * len * TILE..][..len * TILE];
-    out.extend(tile.chunks_exact(TILE).map(|lanes| lanes[at % TILE]));
+impl Latents {
+    /// Keys `[tiles][k_dim][16 positions]` and values `[positions][v_dim]`.
+    pub fn kept(&self) -> (Kept<'_>, Kept<'_>) {
+        (self.keys.all(), self.values.all())
+    }
 }
 
 /// What one layer keeps, by its layout.
@@ -283,7 +317,7 @@ impl KvSlot {
     /// what it does not know is zeros.
     pub fn find_drafting(&mut self, layer: usize) {
         let (kv, most) = (self.layer(layer), self.tokens.len().saturating_sub(1));
-        let is_known = |&at: &usize| kv.stored(at..at + 1).iter().any(|&x| x != 0.0);
+        let is_known = |&at: &usize| kv.stored(at..at + 1).bytes().iter().any(|&byte| byte != 0);
         // Where turns met, a few may be missing.
         self.drafting = (0..most).rev().find(is_known).map_or(0, |last| last + 1);
     }

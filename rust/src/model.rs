@@ -5,7 +5,7 @@
 
 mod ahead;
 pub mod arch;
-mod attention;
+pub mod attention;
 mod decoder;
 mod dsa;
 mod ffn;
@@ -25,7 +25,7 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::experts::ExpertSource;
 use crate::kernels::Kernels;
-use crate::kv::{KvSlot, LayerLayout};
+use crate::kv::{KvSlot, LayerLayout, Precision};
 use crate::store::Catalog;
 use crate::telemetry::Phases;
 use crate::threads::Team;
@@ -94,6 +94,8 @@ pub struct Model {
     pub max_positions: usize,
     /// Ids of the tokens that end an answer.
     pub eos_ids: Vec<u32>,
+    /// In what conversations keep keys and values.
+    pub precision: Precision,
     /// What the loader noticed, one line each.
     pub notices: Vec<String>,
     /// Files of the model.
@@ -103,7 +105,8 @@ pub struct Model {
 impl Model {
     /// What each layer keeps of a conversation.
     pub fn layouts(&self) -> Vec<LayerLayout> {
-        self.decoder.layouts()
+        let layouts = self.decoder.layouts().into_iter();
+        layouts.map(|layout| layout.kept_in(self.precision)).collect()
     }
 }
 

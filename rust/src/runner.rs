@@ -19,7 +19,7 @@ use crate::experts::{ExpertSource, ExpertStore};
 use crate::gpu::DeviceKind;
 use crate::kernels::Kernels;
 use crate::kv::saver::Saver;
-use crate::kv::{KvSlot, LayerLayout};
+use crate::kv::{KvSlot, LayerLayout, Precision};
 use crate::model::{Decoder, Logits, Model, Row, Step, Survey, Trace};
 use crate::store::{ModelPart, Reads};
 use crate::telemetry::Phases;
@@ -44,6 +44,8 @@ pub struct RunnerOptions {
     pub threads: Option<usize>,
     /// Instruction set; none takes the best.
     pub isa: Option<Isa>,
+    /// In what conversations keep keys and values.
+    pub kv: Precision,
     /// Experts in memory at most, as a number for each sparse layer; they are not bound to it.
     /// None keeps as many as the budget holds.
     pub expert_slots: Option<usize>,
@@ -75,6 +77,7 @@ impl Default for RunnerOptions {
             ram_bytes: None,
             threads: None,
             isa: None,
+            kv: Precision::default(),
             expert_slots: None,
             prefetch: true,
             device: None,
@@ -128,17 +131,21 @@ impl Runner {
     ) -> Result<Self> {
         let before = cpu::anonymous_bytes();
         let wanted = options.ctx.unwrap_or(DEFAULT_CTX);
-        let survey = Survey::begin(dir, &options.more_dirs, wanted, false, options.mtp)?.whole()?;
+        let mut survey =
+            Survey::begin(dir, &options.more_dirs, wanted, false, options.mtp)?.whole()?;
         let budget = Budget::of_process(options, before);
         budget.begin(before);
         let threads = options.threads.unwrap_or_else(cpu::n_threads);
-        if let Some(model) = &survey.model {
+        let dense_bytes = survey.dense_ram_bytes();
+        if let Some(model) = &mut survey.model {
+            model.precision = options.kv;
             let shape = (wanted.min(model.max_positions), threads);
-            refuse_hopeless(model, survey.dense_ram_bytes(), before, options, shape, budget)?;
+            refuse_hopeless(model, dense_bytes, before, options, shape, budget)?;
         }
         // Each byte of it is read once.
         survey.catalog().read_past_cache(ModelPart::Dense, options.reads != Reads::Cached);
-        let model = survey.load(progress)?;
+        let mut model = survey.load(progress)?;
+        model.precision = options.kv;
         let mut notices = model.notices.clone();
         notices.extend(model.catalog.attach_mirrors(&options.mirrors));
         if options.reads == Reads::Direct && !model.catalog.is_past_cache(ModelPart::Dense) {
@@ -218,7 +225,7 @@ impl Runner {
             model,
             experts,
             slots,
-            dense_bytes: survey.dense_ram_bytes(),
+            dense_bytes,
             phases: Phases::default(),
             forwards: 0,
             ctx,

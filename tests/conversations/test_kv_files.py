@@ -91,8 +91,12 @@ def sound() -> dict[str, Answer]:
     return answers
 
 
+@pytest.mark.parametrize("kv", ["f32", "bf16"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_conversation_goes_on_after_a_restart(family: str, state: Path, tmp_path: Path) -> None:
+def test_a_conversation_goes_on_after_a_restart(
+    family: str, kv: str, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLIBRI_KV", kv)
     model, log = ORACLE / family, tmp_path / "log"
     # Longer than the distance between two checkpoints of a state.
     prompts = [f"{BEGINNING} {BEGINNING} {BEGINNING} {prompt}" for prompt in STORY]
@@ -111,6 +115,24 @@ def test_a_conversation_goes_on_after_a_restart(family: str, state: Path, tmp_pa
     assert kv_file(state, 1).stat().st_mode & 0o777 == 0o600
     assert not list(state.glob("*/.coli_kv"))
     assert told(log, "notice: ") == [] or family != "llama"
+
+
+def test_a_file_of_another_precision_is_of_no_use(state: Path, tmp_path: Path) -> None:
+    said, sizes = {}, {}
+    for kv in ("f32", "bf16"):
+        with Wire(MODEL, KVSAVE=0, COLIBRI_KV=kv) as wire:
+            said[kv] = say(wire, STORY[0]).answer
+    for before, kv in [(None, "f32"), ("f32", "bf16"), ("bf16", "f32")]:
+        with Wire(MODEL, log=tmp_path / kv, COLIBRI_KV=kv) as wire:
+            turn = say(wire, STORY[0])
+            assert (turn.answer, turn.reused) == (said[kv], 0)
+        notices = told(tmp_path / kv, "notice: ")
+        assert len(notices) == (before is not None)
+        assert before is None or "it is of another model" in notices[0]
+        with Wire(MODEL, COLIBRI_KV=kv) as wire:
+            assert say(wire, STORY[0]).reused > 8
+        sizes[kv] = kv_file(state).stat().st_size
+    assert 0.5 < sizes["bf16"] / sizes["f32"] < 0.6
 
 
 def test_a_conversation_may_come_back_in_any_slot(state: Path) -> None:

@@ -40,8 +40,12 @@ async def started(folder: Path, slots: int, ctx: int) -> dict[str, str]:
         await engine.stop()
 
 
+@pytest.mark.parametrize("kv", ["f32", "bf16"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_is_planned_is_what_the_engine_does(name: str, tmp_path: Path) -> None:
+def test_what_is_planned_is_what_the_engine_does(
+    name: str, kv: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLIBRI_KV", kv)
     folder = Path(shutil.copytree(ORACLE / name, tmp_path / name))
     report = planned("--slots", "3", "--ctx", "64", str(folder))
     memory = report["memory"]
@@ -57,6 +61,15 @@ def test_what_is_planned_is_what_the_engine_does(name: str, tmp_path: Path) -> N
     least, most = report["prediction"]["tokens_per_second"]
     assert 0 < least <= most
     assert report["prediction"]["read_bytes_per_token"] == [0, 0]
+
+
+def test_keys_and_values_in_bf16_take_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = planned(str(ORACLE / "llama"))["memory"]["conversation_bytes"]
+    monkeypatch.setenv("COLIBRI_KV", "bf16")
+    assert planned(str(ORACLE / "llama"))["memory"]["conversation_bytes"] * 2 == whole > 0
+    monkeypatch.setenv("COLIBRI_KV", "int8")
+    line = "COLIBRI_KV: 'int8' is not known"
+    assert_refused(command("plan", str(ORACLE / "llama")), 1, line)
 
 
 def test_a_budget_leaves_some_experts_on_disk_and_history_says_which_are_missed(

@@ -41,7 +41,8 @@ def report(text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
 
 def test_every_format_has_its_rows(report: dict[str, Any]) -> None:
     rows = [(row["format"], row["activations"]) for row in report["rows"]]
-    expected = [("f32", "float"), ("as stored", "float"), ("bf16", "float"), ("f16", "float")]
+    names = ["f32", "f32, kv bf16", "as stored", "bf16", "f16"]
+    expected = [(name, "float") for name in names]
     for name in INTEGERS:
         expected += [(name, "int8"), (name, "float")]
     assert rows == [*expected, (report["same"], "float")]
@@ -118,7 +119,7 @@ def test_the_table_is_for_people(text: Path) -> None:
         *("format", "activations", "size", "KL", "mean", "median", "p99", "top-1", "perplexity")
     ]
     assert lines[2].split()[:7] == ["f32", "float", *lines[2].split()[2:4], "0", "0", "0"]
-    assert len(lines) == 2 + 4 + 2 * len(INTEGERS)
+    assert len(lines) == 2 + 5 + 2 * len(INTEGERS)
     assert len({len(line) for line in lines[1:]}) == 1
 
 

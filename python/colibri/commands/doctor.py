@@ -20,6 +20,8 @@ from colibri.streams import one_line
 # Long enough to level out, short enough to wait for.
 DISK_S = 2.0
 EXIT_FINDINGS = 1
+# What COLIBRI_KV may be.
+KV_NAMES = ("f32", "bf16")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,6 +63,10 @@ def examine(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 def engine_report(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Returns what the engine finds that these arguments start."""
     device = os.environ.get("COLIBRI_DEVICE")
+    # An empty variable is none, as the engine has it.
+    kv = os.environ.get("COLIBRI_KV") or None
+    if kv not in (None, *KV_NAMES):
+        raise UsageError(f"COLIBRI_KV: {kv!r} is not known", hint=f"use {' or '.join(KV_NAMES)}")
     try:
         told = _core.examine(
             str(folder),
@@ -73,6 +79,7 @@ def engine_report(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             mirrors=model_mirrors(),
             vram_gb=args.vram,
             device=device,
+            kv=kv,
         )
     except ValueError:
         hint = "the only device there is so far is host"

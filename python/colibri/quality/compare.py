@@ -26,6 +26,8 @@ ROUNDED = ("bf16", "f16")
 BITS = ("int8", "int4")
 GROUPS = (32, 64, 128)
 AS_STORED = "as stored"
+# Weights of the reference, keys and values rounded.
+KV_ROUNDED = "f32, kv bf16"
 # Bytes that a weight takes on disk at most: the reference, or in its place a conversion to int8
 # with an f32 scale for 32 inputs and the same in f32.
 BYTES_PER_WEIGHT = 4 + 1 + 4 / 32
@@ -91,6 +93,7 @@ class Bench:
         self._check_space(weights.elements)
         with self._written(weights, REFERENCE) as reference:
             yield self._reference(reference)
+            yield self._row(KV_ROUNDED, reference, rounds=False, kv="bf16")
         yield self._row(AS_STORED, self._folder, rounds=weights.rounds_activations)
         for name in ROUNDED:
             try:
@@ -184,9 +187,11 @@ class Bench:
 
     # --- logits ---
 
-    def _logits(self, name: str, folder: Path) -> Iterator[NDArray[np.float32]]:
-        dirs = self._dirs(folder)
-        model = Model(folder, ctx=max(self._window, 2), progress=self._tell, model_dirs=dirs)
+    def _logits(
+        self, name: str, folder: Path, kv: str | None = None
+    ) -> Iterator[NDArray[np.float32]]:
+        dirs, ctx = self._dirs(folder), max(self._window, 2)
+        model = Model(folder, ctx=ctx, progress=self._tell, model_dirs=dirs, kv=kv)
         total = sum(map(len, self._windows))
         done = 0
         for window in self._windows:
@@ -203,9 +208,9 @@ class Bench:
             np.save(self._saved(number), logits)
         return self._row(REFERENCE, folder, rounds=False)
 
-    def _row(self, name: str, folder: Path, *, rounds: bool) -> Row:
+    def _row(self, name: str, folder: Path, *, rounds: bool, kv: str | None = None) -> Row:
         comparison = Comparison()
-        for number, logits in enumerate(self._logits(name, folder)):
+        for number, logits in enumerate(self._logits(name, folder, kv)):
             reference = np.load(self._saved(number), mmap_mode="r")
             if logits.shape != reference.shape:
                 raise ModelError(

@@ -3,10 +3,9 @@
 //! Every function is `inline(always)` so that it takes on the caller's target features, and keeps
 //! the order of operations of `scalar`, which the tests compare bit for bit.
 
-use std::ops::Range;
-
+use super::Kept;
 use super::math;
-use crate::dtype::e4m3_number_to_f32;
+use crate::dtype::{bf16_to_f32, e4m3_number_to_f32};
 use crate::matrix::{Fp8Tiles, TILE};
 
 /// One value per output row of a tile.
@@ -14,25 +13,6 @@ pub type Lanes = [f32; TILE];
 
 /// Positions of one key/value block; blocks start at multiples of it.
 pub const KV_BLOCK: usize = 256;
-
-/// Running softmax of one query over the blocks seen so far.
-#[derive(Clone, Copy, Debug)]
-pub struct Softmax {
-    /// Largest score.
-    pub max: f32,
-    /// Sum of e^(score - max).
-    pub sum: f32,
-}
-
-impl Softmax {
-    /// The state before the first block.
-    pub const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
-
-    /// The state after a score that has no value.
-    pub fn sink(score: f32) -> Self {
-        Self { max: score, sum: 1.0 }
-    }
-}
 
 /// Inputs of a product with float weights.
 #[derive(Clone, Copy)]
@@ -85,24 +65,30 @@ fn lanes<T>(elements: &[T], at: usize) -> &[T; TILE] {
     elements[at * TILE..(at + 1) * TILE].try_into().expect("a slice of 16 elements")
 }
 
-impl<E: Copy, W: Fn(E) -> f32 + Copy> Weights for Plain<'_, E, W> {
-    /// One chain of fused multiply-adds per output, inputs ascending.
+impl<E: Copy, W: Fn(E) -> f32 + Copy> Plain<'_, E, W> {
+    /// The outputs of `T` tiles from tile `first` for `rows` `[n_in]`: one chain of fused
+    /// multiply-adds per output, inputs ascending. The weights of so many inputs `ahead` are fetched
+    /// meanwhile; 0 leaves that to the CPU.
     #[inline(always)]
-    fn accumulate<const T: usize, const R: usize>(
+    pub fn chains<const T: usize, const R: usize>(
         self,
         first: usize,
-        x: Rows<'_>,
-        first_row: usize,
+        rows: [&[f32]; R],
+        ahead: usize,
     ) -> [[Lanes; R]; T] {
-        let n_in = x.n_in;
-        let rows: [&[f32]; R] = x.take(first_row);
+        let n_in = rows[0].len();
+        let rows = rows.map(|row| &row[..n_in]);
         let tiles: [&[E]; T] = std::array::from_fn(|t| {
             &self.0[(first + t) * n_in * TILE..(first + t + 1) * n_in * TILE]
         });
         let mut acc = [[[0.0f32; TILE]; R]; T];
         for k in 0..n_in {
             for t in 0..T {
-                let w = lanes(tiles[t], k).map(self.1);
+                let w = lanes(tiles[t], k);
+                if ahead > 0 {
+                    prefetch(w.as_ptr().wrapping_add(ahead * TILE));
+                }
+                let w = w.map(self.1);
                 for r in 0..R {
                     let x = rows[r][k];
                     for l in 0..TILE {
@@ -112,6 +98,35 @@ impl<E: Copy, W: Fn(E) -> f32 + Copy> Weights for Plain<'_, E, W> {
             }
         }
         acc
+    }
+}
+
+/// Has what lies at `place`, which need not be anything, brought into the second cache, where the
+/// compiler can say that.
+#[inline(always)]
+pub fn prefetch<T>(place: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: a hint, which neither reads nor faults, of every x86-64 CPU.
+        #[allow(unsafe_code, reason = "takes a pointer, which it does not follow")]
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T1>(place.cast());
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = place;
+}
+
+impl<E: Copy, W: Fn(E) -> f32 + Copy> Weights for Plain<'_, E, W> {
+    #[inline(always)]
+    fn accumulate<const T: usize, const R: usize>(
+        self,
+        first: usize,
+        x: Rows<'_>,
+        first_row: usize,
+    ) -> [[Lanes; R]; T] {
+        self.chains(first, x.take(first_row), 0)
     }
 
     #[inline(always)]
@@ -404,9 +419,22 @@ pub fn softmax_weights(x: &mut [f32], max: f32, temperature: f32) {
 ///
 /// `q`: `[heads][dim]`. `weights`: `[heads]`. `keys`: `[16 tiles][dim][16 positions]`.
 #[inline(always)]
-pub fn index_scores(q: &[f32], weights: &[f32], scale: f32, keys: &[f32], out: &mut [f32]) {
+pub fn index_scores(q: &[f32], weights: &[f32], scale: f32, keys: Kept<'_>, out: &mut [f32]) {
+    match keys {
+        Kept::F32(keys) => scores_of(q, weights, scale, Plain(keys, |k| k), out),
+        Kept::Bf16(keys) => scores_of(q, weights, scale, Plain(keys, bf16_to_f32), out),
+    }
+}
+
+#[inline(always)]
+fn scores_of<E: Copy, W: Fn(E) -> f32 + Copy>(
+    q: &[f32],
+    weights: &[f32],
+    scale: f32,
+    keys: Plain<'_, E, W>,
+    out: &mut [f32],
+) {
     let rows = Rows { n_in: q.len() / weights.len(), x: q };
-    let keys = Plain(keys, |k: f32| k);
     for (tile, out) in out.chunks_mut(TILE).enumerate() {
         let mut acc = [0.0f32; TILE];
         let mut add = |weight: f32, products: &Lanes| {
@@ -426,71 +454,5 @@ pub fn index_scores(q: &[f32], weights: &[f32], scale: f32, keys: &[f32], out: &
             add(weights[head], &keys.accumulate::<1, 1>(tile, rows, head)[0][0]);
         }
         out.copy_from_slice(&acc[..out.len()]);
-    }
-}
-
-/// Adds some positions of one key/value block to the attention of one query, as if the others were
-/// not there.
-///
-/// `q`: `[k_dim]`. `keys`: `[16 tiles][k_dim][16 positions]`. `values`: `[256][v_dim]`.
-/// `acc`: `[v_dim]`, the value sum relative to `state.max`.
-#[inline(always)]
-pub fn attend_block(
-    q: &[f32],
-    scale: f32,
-    keys: &[f32],
-    values: &[f32],
-    positions: Range<usize>,
-    state: &mut Softmax,
-    acc: &mut [f32],
-) {
-    let mut p = [f32::NEG_INFINITY; KV_BLOCK];
-    let tiles = positions.start / TILE..positions.end.div_ceil(TILE);
-    let keys = Plain(keys, |k: f32| k);
-    let rows = Rows { n_in: q.len(), x: q };
-    let mut scores = [[0.0f32; TILE]; KV_BLOCK / TILE];
-    matmul(keys, tiles.start, rows, 1, &mut scores[tiles.clone()]);
-    let mut block_max = f32::NEG_INFINITY;
-    let scores = &scores.as_flattened()[positions.clone()];
-    for (p, s) in p[positions.clone()].iter_mut().zip(scores) {
-        *p = s * scale;
-        block_max = if *p > block_max { *p } else { block_max };
-    }
-    let mut partial = [0.0f32; TILE];
-    for tile in p[tiles.start * TILE..tiles.end * TILE].as_chunks_mut::<TILE>().0 {
-        for l in 0..TILE {
-            tile[l] = math::exp(tile[l] - block_max);
-            partial[l] += tile[l];
-        }
-    }
-    let block_sum = tree_sum(partial);
-    let max = if block_max > state.max { block_max } else { state.max };
-    let (old, new) = (math::exp(state.max - max), math::exp(block_max - max));
-    state.max = max;
-    state.sum = state.sum.mul_add(old, block_sum * new);
-    let v_dim = acc.len();
-    let (p, values) = (&p[positions.clone()], &values[positions.start * v_dim..]);
-    let mut d = 0;
-    while d < v_dim {
-        let width = TILE.min(v_dim - d);
-        let mut sum = [0.0f32; TILE];
-        if width == TILE {
-            for (j, &pj) in p.iter().enumerate() {
-                let v: &Lanes = values[j * v_dim + d..][..TILE].try_into().expect("16 lanes");
-                for l in 0..TILE {
-                    sum[l] = v[l].mul_add(pj, sum[l]);
-                }
-            }
-        } else {
-            for (j, &pj) in p.iter().enumerate() {
-                for l in 0..width {
-                    sum[l] = values[j * v_dim + d + l].mul_add(pj, sum[l]);
-                }
-            }
-        }
-        for (acc, sum) in acc[d..d + width].iter_mut().zip(sum) {
-            *acc = acc.mul_add(old, sum * new);
-        }
-        d += width;
     }
 }

@@ -1,8 +1,7 @@
 //! The generic kernels compiled for each instruction set, behind one table of function pointers.
 
-use std::ops::Range;
-
-use super::generic::{self, Lanes, Plain, Rows, Scaled, Softmax};
+use super::attention::{self, Kept, Softmax};
+use super::generic::{self, Lanes, Plain, Rows, Scaled};
 use super::int::{self, IntRows};
 use super::recurrent;
 use crate::cpu::Isa;
@@ -20,8 +19,8 @@ pub struct Table {
     add_scaled: unsafe fn(&mut [f32], f32, &[f32]),
     clamped_swiglu: unsafe fn(&mut [f32], &[f32], f32, f32),
     softmax_weights: unsafe fn(&mut [f32], f32, f32),
-    index_scores: unsafe fn(&[f32], &[f32], f32, &[f32], &mut [f32]),
-    attend_block: unsafe fn(&[f32], f32, &[f32], &[f32], Range<usize>, &mut Softmax, &mut [f32]),
+    index_scores: unsafe fn(&[f32], &[f32], f32, Kept<'_>, &mut [f32]),
+    pub attention: attention::Entries,
     pub recurrent: recurrent::Entries,
 }
 
@@ -43,7 +42,9 @@ fn matmul(w: &Elements, first: usize, x: Rows<'_>, n_rows: usize, out: &mut [Lan
 macro_rules! level {
     ($name:ident, $int_matmul:path $(, $feature:literal)*) => {
         mod $name {
-            use super::{Elements, Lanes, Range, Rows, Softmax, Table, generic, int, recurrent};
+            use super::{
+                Elements, Kept, Lanes, Rows, Softmax, Table, attention, generic, int, recurrent,
+            };
 
             pub const TABLE: Table = Table {
                 matmul,
@@ -57,7 +58,7 @@ macro_rules! level {
                 clamped_swiglu,
                 softmax_weights,
                 index_scores,
-                attend_block,
+                attention: attention::Entries { attend_block, merge_block },
                 recurrent: recurrent::Entries { delta_rule, conv_silu, decays, sigmoid_mul },
             };
 
@@ -107,21 +108,18 @@ macro_rules! level {
             }
 
             $(#[target_feature(enable = $feature)])*
-            fn index_scores(q: &[f32], w: &[f32], scale: f32, keys: &[f32], out: &mut [f32]) {
+            fn index_scores(q: &[f32], w: &[f32], scale: f32, keys: Kept<'_>, out: &mut [f32]) {
                 generic::index_scores(q, w, scale, keys, out);
             }
 
             $(#[target_feature(enable = $feature)])*
-            fn attend_block(
-                q: &[f32],
-                scale: f32,
-                keys: &[f32],
-                values: &[f32],
-                positions: Range<usize>,
-                state: &mut Softmax,
-                acc: &mut [f32],
-            ) {
-                generic::attend_block(q, scale, keys, values, positions, state, acc);
+            fn attend_block(x: attention::BlockInputs<'_>, found: &mut [Softmax], sums: &mut [f32]) {
+                attention::attend_block(x, found, sums);
+            }
+
+            $(#[target_feature(enable = $feature)])*
+            fn merge_block(found: Softmax, sums: &[f32], state: &mut Softmax, acc: &mut [f32]) {
+                attention::merge_block(found, sums, state, acc);
             }
 
             $(#[target_feature(enable = $feature)])*
@@ -238,23 +236,8 @@ impl Table {
         unsafe { (self.softmax_weights)(x, max, temperature) }
     }
 
-    pub fn index_scores(&self, q: &[f32], w: &[f32], scale: f32, keys: &[f32], out: &mut [f32]) {
+    pub fn index_scores(&self, q: &[f32], w: &[f32], scale: f32, keys: Kept<'_>, out: &mut [f32]) {
         // SAFETY: as above.
         unsafe { (self.index_scores)(q, w, scale, keys, out) }
-    }
-
-    #[allow(clippy::too_many_arguments, reason = "mirrors the kernel")]
-    pub fn attend_block(
-        &self,
-        q: &[f32],
-        scale: f32,
-        keys: &[f32],
-        values: &[f32],
-        positions: Range<usize>,
-        state: &mut Softmax,
-        acc: &mut [f32],
-    ) {
-        // SAFETY: as above.
-        unsafe { (self.attend_block)(q, scale, keys, values, positions, state, acc) }
     }
 }

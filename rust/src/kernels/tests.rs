@@ -1,7 +1,7 @@
 //! One suite for every instruction set this machine has: bit equality with `scalar`.
 
 use super::*;
-use crate::dtype::Dtype;
+use crate::dtype::{Dtype, bf16_to_f32, f32_to_bf16};
 use crate::matrix::{Bits, MXFP4_GROUP, mxfp4_scale};
 
 /// A small generator with a fixed sequence; values of mixed magnitude and sign.
@@ -323,6 +323,33 @@ fn tiled(keys: &[Vec<f32>]) -> Vec<f32> {
     tiled
 }
 
+/// Numbers as a conversation keeps them.
+enum Stored {
+    F32(Vec<f32>),
+    Bf16(Vec<u16>),
+}
+
+impl Stored {
+    fn all(&self) -> Kept<'_> {
+        match self {
+            Self::F32(x) => Kept::F32(x),
+            Self::Bf16(x) => Kept::Bf16(x),
+        }
+    }
+}
+
+/// In what keys and values can be kept, and as what.
+const KINDS: [fn(Vec<f32>) -> Stored; 2] =
+    [Stored::F32, |x| Stored::Bf16(x.into_iter().map(f32_to_bf16).collect())];
+
+/// `x` as it comes back from where it is kept.
+fn kept(kind: fn(Vec<f32>) -> Stored, x: Vec<f32>) -> Vec<f32> {
+    match kind(x) {
+        Stored::F32(x) => x,
+        Stored::Bf16(x) => x.into_iter().map(bf16_to_f32).collect(),
+    }
+}
+
 #[test]
 fn index_scores_equal_scalar_bit_for_bit() {
     every_isa(|kernels| {
@@ -330,16 +357,20 @@ fn index_scores_equal_scalar_bit_for_bit() {
         for (n_heads, dim) in [(1, 3), (3, 16), (4, 8), (8, 20), (13, 16)] {
             for len in [1, 15, 16, 17, 100, 256] {
                 let q: Vec<Vec<f32>> = (0..n_heads).map(|_| random.floats(dim)).collect();
-                let keys: Vec<Vec<f32>> = (0..len).map(|_| random.floats(dim)).collect();
                 let weights = random.floats(n_heads);
-                let mut scores = vec![0.0; len];
-                kernels.index_scores(&q.concat(), &weights, 0.25, &tiled(&keys), &mut scores);
-                let expected = scalar::index_scores(&q, &weights, 0.25, &keys);
-                assert_same_bits(&scores, &expected, "index scores");
+                for kind in KINDS {
+                    let keys: Vec<_> = (0..len).map(|_| kept(kind, random.floats(dim))).collect();
+                    let mut scores = vec![0.0; len];
+                    let tiles = kind(tiled(&keys));
+                    kernels.index_scores(&q.concat(), &weights, 0.25, tiles.all(), &mut scores);
+                    let expected = scalar::index_scores(&q, &weights, 0.25, &keys);
+                    assert_same_bits(&scores, &expected, "index scores");
+                }
             }
         }
         let mut scores = [0.0];
-        kernels.index_scores(&[f32::NAN], &[1.0], 1.0, &tiled(&[vec![1.0]]), &mut scores);
+        let keys = tiled(&[vec![1.0]]);
+        kernels.index_scores(&[f32::NAN], &[1.0], 1.0, Kept::F32(&keys), &mut scores);
         assert!(scores[0].is_nan(), "a NaN is not taken for a score of zero");
     });
 }
@@ -365,31 +396,46 @@ fn layer_norms_have_mean_and_spread_of_their_weights() {
 fn attention_equals_scalar_bit_for_bit_at_every_length_and_window() {
     every_isa(|kernels| {
         let mut random = Random(5);
-        for (k_dim, v_dim) in [(16, 16), (40, 32), (24, 20)] {
+        let shapes = [(16, 16, 1), (40, 32, 2), (24, 20, 7), (24, 100, 1)];
+        for ((k_dim, v_dim, n), kind) in shapes.into_iter().flat_map(|s| KINDS.map(|k| (s, k))) {
             for len in [1, 2, 15, 16, 17, 100, 255, 256, 257, 600] {
-                let q = random.floats(k_dim);
-                let keys: Vec<Vec<f32>> = (0..len).map(|_| random.floats(k_dim)).collect();
-                let values: Vec<Vec<f32>> = (0..len).map(|_| random.floats(v_dim)).collect();
+                let mut floats = |dim| (0..len).map(|_| kept(kind, random.floats(dim))).collect();
+                let (keys, values): (Vec<Vec<f32>>, Vec<Vec<f32>>) = (floats(k_dim), floats(v_dim));
+                let q: Vec<Vec<f32>> = (0..n).map(|_| random.floats(k_dim)).collect();
+                let queries: Vec<&[f32]> = q.iter().map(|q| &q[..]).collect();
                 let firsts = [0usize, 1, 15, 16, 33, 255, 256, 300, len - 1];
                 for first in firsts.into_iter().filter(|first| *first < len) {
                     let sink = first.is_multiple_of(2).then(|| random.float());
-                    let mut state = match sink {
-                        None => Softmax::EMPTY,
-                        Some(sink) => Softmax::sink(sink),
-                    };
-                    let mut acc = vec![0.0; v_dim];
+                    let mut states = vec![sink.map_or(Softmax::EMPTY, Softmax::sink); n];
+                    let mut acc = vec![vec![0.0; v_dim]; n];
                     for block in first / KV_BLOCK..len.div_ceil(KV_BLOCK) {
                         let start = block * KV_BLOCK;
                         let part = start..len.min(start + KV_BLOCK);
                         let positions = first.saturating_sub(start)..part.len();
-                        let (keys, values) = (tiled(&keys[part.clone()]), values[part].concat());
-                        kernels.attend_block(
-                            &q, 0.25, &keys, &values, positions, &mut state, &mut acc,
-                        );
+                        let keys = kind(tiled(&keys[part.clone()]));
+                        let values = kind(values[part].concat());
+                        let inputs = BlockInputs {
+                            queries: &queries,
+                            scale: 0.25,
+                            keys: keys.all(),
+                            values: values.all(),
+                            positions,
+                        };
+                        // What was there before does not matter.
+                        let mut found = vec![Softmax::sink(f32::NAN); n];
+                        let mut sums = vec![f32::NAN; n * v_dim];
+                        kernels.attend_block(inputs, &mut found, &mut sums);
+                        for i in 0..n {
+                            let sums = &sums[i * v_dim..(i + 1) * v_dim];
+                            kernels.merge_block(found[i], sums, &mut states[i], &mut acc[i]);
+                        }
                     }
-                    let out: Vec<f32> = acc.iter().map(|v| v / state.sum).collect();
-                    let expected = scalar::attend(&q, 0.25, &keys, &values, KV_BLOCK, first, sink);
-                    assert_same_bits(&out, &expected, "attention");
+                    for i in 0..n {
+                        let out: Vec<f32> = acc[i].iter().map(|v| v / states[i].sum).collect();
+                        let expected =
+                            scalar::attend(&q[i], 0.25, &keys, &values, KV_BLOCK, first, sink);
+                        assert_same_bits(&out, &expected, "attention");
+                    }
                 }
             }
         }

@@ -133,11 +133,11 @@ impl Format {
 
     /// Bytes of a token's keys and values in a file, with its number.
     pub(super) fn token_bytes(&self) -> u64 {
-        let floats = self.layouts.iter().map(|layout| match layout {
-            LayerLayout::Positions(kv) => kv.stored_floats(),
+        let bytes = self.layouts.iter().map(|layout| match layout {
+            LayerLayout::Positions(kv) => kv.stored_bytes(),
             LayerLayout::State(_) => 0,
         });
-        4 + 4 * floats.sum::<usize>() as u64
+        4 + bytes.sum::<usize>() as u64
     }
 
     /// Bytes of the states of all layers.
@@ -200,7 +200,7 @@ impl Format {
             for layer in &slot.layers {
                 match layer {
                     LayerMemory::Positions(kv) if kind == POSITIONS => {
-                        put(bytemuck::cast_slice(&kv.stored(start..end)))?;
+                        put(kv.stored(start..end).bytes())?;
                     }
                     LayerMemory::State(state) if kind == STATES => {
                         put(bytemuck::cast_slice(state.after(start)))?;
@@ -284,7 +284,11 @@ impl Format {
             return Err("its header is damaged".into());
         }
         if found != expected[..] {
-            return Err("it is of another model, or of another version of it or of colibri".into());
+            return Err(
+                "it is of another model, or of another version of it or of colibri, or was \
+                        kept by another COLIBRI_KV"
+                    .into(),
+            );
         }
         Ok(check)
     }
@@ -332,8 +336,8 @@ impl Format {
         for layer in &mut slot.layers {
             match layer {
                 LayerMemory::Positions(kv) if kind == POSITIONS => {
-                    let mut rows = vec![0.0; count * kv.layout.stored_floats()];
-                    take(bytemuck::cast_slice_mut(&mut rows))?;
+                    let mut rows = kv.unread(count);
+                    take(rows.bytes_mut())?;
                     kv.restore(start, kept, &rows);
                 }
                 LayerMemory::State(state) if kind == STATES => {

@@ -2,9 +2,26 @@ use proptest::prelude::*;
 
 use super::*;
 
+/// The numbers of a layer, wide.
+pub(super) fn wide(kept: Kept<'_>) -> Vec<f32> {
+    match kept {
+        Kept::F32(x) => x.to_vec(),
+        Kept::Bf16(x) => x.iter().map(|&x| half::bf16::from_bits(x).to_f32()).collect(),
+    }
+}
+
+/// `x` as it comes back from where it is kept.
+fn rounded(precision: Precision, x: f32) -> f32 {
+    match precision {
+        Precision::F32 => x,
+        Precision::Bf16 => half::bf16::from_f32(x).to_f32(),
+    }
+}
+
 #[test]
 fn what_is_written_is_found_in_its_block() {
-    let layout = KvLayout { heads: 2, k_dim: 3, v_dim: 2, index_dim: 2 };
+    let precision = Precision::F32;
+    let layout = KvLayout { heads: 2, k_dim: 3, v_dim: 2, index_dim: 2, precision };
     let mut kv = LayerKv::new(layout);
     for position in 0..300 {
         let p = position as f32;
@@ -19,30 +36,38 @@ fn what_is_written_is_found_in_its_block() {
     assert_eq!(parts(200..300), [200..256, 0..44]);
     assert_eq!(parts(255..257), [255..256, 0..1]);
     // Position 290 is the 34th of the second block: tile 2, lane 2.
+    let (keys, values) = (wide(*keys), wide(*values));
     assert_eq!(keys[(2 * 3) * TILE + 2], -290.0);
     assert_eq!(keys[(2 * 3 + 1) * TILE + 2], 4.0);
     assert_eq!(values[34 * 2], -290.0);
-    let index_keys = kv.index_keys(1);
+    let index_keys = wide(kv.index_keys(1));
     assert_eq!((index_keys[2 * 2 * TILE + 2], index_keys[(2 * 2 + 1) * TILE + 2]), (290.0, 0.5));
     assert_eq!(layout.bytes_per_position(), (2 * (3 + 2) + 2) * 4);
+    let half = LayerLayout::Positions(layout).kept_in(Precision::Bf16);
+    assert_eq!(half.bytes(300), 512 * (2 * (3 + 2) + 2) * 2);
 }
 
 #[test]
 fn gathered_positions_lie_side_by_side() {
-    let mut kv = LayerKv::new(KvLayout { heads: 1, k_dim: 3, v_dim: 2, index_dim: 0 });
-    for position in 0..600 {
-        let p = position as f32;
-        kv.write(position, &[p, -p, 0.5], &[p, -p]);
-    }
-    let positions: Vec<usize> = (0..600).step_by(35).collect();
-    let (keys, values) = kv.gather_latents(&positions);
-    assert_eq!(positions.len(), 18);
-    assert_eq!(keys.len(), 2 * 3 * TILE);
-    for (i, &position) in positions.iter().enumerate() {
-        let (p, tile) = (position as f32, i / TILE * 3);
-        let key = [0, 1, 2].map(|d| keys[(tile + d) * TILE + i % TILE]);
-        assert_eq!(key, [p, -p, 0.5]);
-        assert_eq!(values[2 * i..2 * i + 2], [p, -p]);
+    for precision in [Precision::F32, Precision::Bf16] {
+        let mut kv =
+            LayerKv::new(KvLayout { heads: 1, k_dim: 3, v_dim: 2, index_dim: 0, precision });
+        for position in 0..600 {
+            let p = position as f32;
+            kv.write(position, &[p, -p, 0.5], &[p, -p]);
+        }
+        let positions: Vec<usize> = (0..600).step_by(35).collect();
+        let latents = kv.gather_latents(&positions);
+        let (keys, values) = latents.kept();
+        let (keys, values) = (wide(keys), wide(values));
+        assert_eq!(positions.len(), 18);
+        assert_eq!(keys.len(), 2 * 3 * TILE);
+        for (i, &position) in positions.iter().enumerate() {
+            let (p, tile) = (rounded(precision, position as f32), i / TILE * 3);
+            let key = [0, 1, 2].map(|d| keys[(tile + d) * TILE + i % TILE]);
+            assert_eq!(key, [p, -p, 0.5]);
+            assert_eq!(values[2 * i..2 * i + 2], [p, -p]);
+        }
     }
 }
 
@@ -59,12 +84,20 @@ fn the_last_token_of_a_known_prompt_is_forwarded_again() {
     assert_eq!(slot.truncate_to(5), 1);
 }
 
-/// Layers with keys and values, with latents and index keys, with a state.
-pub(super) const LAYOUTS: [LayerLayout; 3] = [
-    LayerLayout::Positions(KvLayout { heads: 2, k_dim: 3, v_dim: 2, index_dim: 0 }),
-    LayerLayout::Positions(KvLayout { heads: 1, k_dim: 3, v_dim: 2, index_dim: 2 }),
+const fn layout(heads: usize, index_dim: usize, precision: Precision) -> LayerLayout {
+    LayerLayout::Positions(KvLayout { heads, k_dim: 3, v_dim: 2, index_dim, precision })
+}
+
+/// Layers with keys and values, with latents and index keys, with a state; the former two rounded.
+pub(super) const LAYOUTS: [LayerLayout; 5] = [
+    layout(2, 0, Precision::F32),
+    layout(1, 2, Precision::F32),
     LayerLayout::State(StateLayout { heads: 1, k_dim: 1, v_dim: 4, conv: 1 }),
+    layout(2, 0, Precision::Bf16),
+    layout(1, 2, Precision::Bf16),
 ];
+/// Where keys and values are, where latents, and in what.
+const LAYERS: [(usize, usize, Precision); 2] = [(0, 1, Precision::F32), (3, 4, Precision::Bf16)];
 
 /// What stands for all of `tokens`, as keys and states do.
 fn mark(tokens: &[u32]) -> f32 {
@@ -76,9 +109,12 @@ fn mark(tokens: &[u32]) -> f32 {
 pub(super) fn compute(slot: &mut KvSlot, tokens: &[u32], start: usize) {
     for position in start..tokens.len() {
         let m = mark(&tokens[..=position]);
-        slot.layer_mut(0).write(position, &[m, 1.0, 2.0, -m, 4.0, 5.0], &[m, 7.0, -m, 9.0]);
-        slot.layer_mut(1).write(position, &[m, -m, 0.5], &[m, -m]);
-        slot.layer_mut(1).write_index(position, &[m, 2.0 * m]);
+        for (keys, latents, _) in LAYERS {
+            let (key, value) = ([m, 1.0, 2.0, -m, 4.0, 5.0], [m, 7.0, -m, 9.0]);
+            slot.layer_mut(keys).write(position, &key, &value);
+            slot.layer_mut(latents).write(position, &[m, -m, 0.5], &[m, -m]);
+            slot.layer_mut(latents).write_index(position, &[m, 2.0 * m]);
+        }
     }
     let (before, after) = slot.state_mut(2).advance(start, tokens.len());
     assert_eq!(before.map(|state| state[0]), (start > 0).then(|| mark(&tokens[..start])));
@@ -90,16 +126,24 @@ pub(super) fn compute(slot: &mut KvSlot, tokens: &[u32], start: usize) {
 /// Asserts that `slot` holds what a conversation of `tokens` alone would have left.
 pub(super) fn assert_holds(slot: &KvSlot, tokens: &[u32]) {
     assert_eq!(slot.tokens(), tokens);
-    let blocks: Vec<_> = slot.layer(0).blocks(1, 0..tokens.len()).collect();
-    let latents: Vec<_> = slot.layer(1).blocks(0, 0..tokens.len()).collect();
-    for position in 0..tokens.len() {
-        let (m, block, at) = (mark(&tokens[..=position]), position / KV_BLOCK, position % KV_BLOCK);
-        let lane = |row: usize, rows: usize| (at / TILE * rows + row) * TILE + at % TILE;
-        assert_eq!(blocks[block].0[lane(0, 3)], -m, "key of {position}");
-        assert_eq!(blocks[block].1[at * 2..][..2], [-m, 9.0], "value of {position}");
-        assert_eq!(latents[block].0[lane(2, 3)], 0.5, "key of {position}");
-        assert_eq!(latents[block].1[at * 2..][..2], [m, -m], "latent of {position}");
-        assert_eq!(slot.layer(1).index_keys(block)[lane(1, 2)], 2.0 * m);
+    for (layer, latent_layer, precision) in LAYERS {
+        let blocks = |layer: usize, head| -> Vec<(Vec<f32>, Vec<f32>)> {
+            let blocks = slot.layer(layer).blocks(head, 0..tokens.len());
+            blocks.map(|(keys, values, _)| (wide(keys), wide(values))).collect()
+        };
+        let (all, latents) = (blocks(layer, 1), blocks(latent_layer, 0));
+        let index_keys: Vec<Vec<f32>> =
+            (0..all.len()).map(|block| wide(slot.layer(latent_layer).index_keys(block))).collect();
+        for position in 0..tokens.len() {
+            let (block, at) = (position / KV_BLOCK, position % KV_BLOCK);
+            let m = rounded(precision, mark(&tokens[..=position]));
+            let lane = |row: usize, rows: usize| (at / TILE * rows + row) * TILE + at % TILE;
+            assert_eq!(all[block].0[lane(0, 3)], -m, "key of {position}");
+            assert_eq!(all[block].1[at * 2..][..2], [-m, 9.0], "value of {position}");
+            assert_eq!(latents[block].0[lane(2, 3)], 0.5, "key of {position}");
+            assert_eq!(latents[block].1[at * 2..][..2], [m, -m], "latent of {position}");
+            assert_eq!(index_keys[block][lane(1, 2)], 2.0 * m);
+        }
     }
     let LayerMemory::State(state) = &slot.layers[2] else { panic!("a state") };
     for known in state.known() {
@@ -229,7 +273,7 @@ fn a_beginning_is_shared_until_somebody_writes() {
     slots[1].layer_mut(0).write(550, &[1.0; 6], &[1.0; 4]);
     assert_eq!(blocks_of(&slots[0])[..2], blocks_of(&slots[1])[..2]);
     assert_ne!(blocks_of(&slots[0])[2], blocks_of(&slots[1])[2]);
-    let value = |slot: &KvSlot| slot.layer(0).blocks(0, 512..600).next().map(|b| b.1[38 * 2]);
+    let value = |slot: &KvSlot| slot.layer(0).blocks(0, 512..600).next().map(|b| wide(b.1)[38 * 2]);
     assert_eq!((value(&slots[0]), value(&slots[1])), (Some(mark(&story[..551])), Some(1.0)));
 }
 

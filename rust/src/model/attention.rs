@@ -1,11 +1,15 @@
 //! What all attention forms share: projections with bias, and attending to a slot's keys.
 
+mod walk;
+
 use super::{Row, Step};
 use crate::error::Result;
 use crate::kernels::{KV_BLOCK, Kernels, Softmax, add_bias};
-use crate::kv::{KvLayout, LayerLayout};
+use crate::kv::{KvLayout, KvSlot, LayerLayout};
 use crate::matrix::Matrix;
 use crate::threads::Team;
+pub use walk::UNMERGED;
+use walk::{Seen, attend_blocks};
 
 /// A linear map with an optional bias.
 pub struct Linear {
@@ -99,31 +103,41 @@ impl Heads<'_> {
     }
 }
 
+/// What works, and on which conversations.
+#[derive(Clone, Copy)]
+pub struct Attending<'a> {
+    /// Compute kernels.
+    pub kernels: &'a Kernels,
+    /// Worker threads.
+    pub team: &'a Team,
+    /// All KV slots.
+    pub slots: &'a [KvSlot],
+}
+
+impl<'a> Attending<'a> {
+    /// What `step` works with.
+    pub fn of(step: &'a Step) -> Self {
+        Self { kernels: step.kernels, team: step.team, slots: step.slots }
+    }
+}
+
 /// Softmax attention of every query head of `rows` over what it sees of its slot's positions.
 ///
 /// `q`: `[rows][heads][k_dim]`. Returns `[rows][heads][v_dim]`.
-pub fn attend(step: &Step, rows: &[Row], heads: &Heads, q: &[f32]) -> Vec<f32> {
-    let (k_dim, v_dim) = heads.dims();
+pub fn attend(on: Attending, rows: &[Row], heads: &Heads, q: &[f32]) -> Vec<f32> {
     let seen = |row: &Row| {
         let end = row.position + 1;
-        heads.window.map_or(0, |window| end.saturating_sub(window))..end
+        let first = heads.window.map_or(0, |window| end.saturating_sub(window));
+        Seen { slot: row.slot, positions: first..end }
     };
-    let positions: usize = rows.iter().map(|row| seen(row).len()).sum();
-    let work = positions * heads.n * (k_dim + v_dim);
-    let mut out = vec![0.0f32; rows.len() * heads.n * v_dim];
-    step.team.for_each_chunk(&mut out, v_dim, work, |i, acc| {
-        let (row, head) = (rows[i / heads.n], i % heads.n);
-        let q = &q[i * k_dim..(i + 1) * k_dim];
-        let kv = step.slots[row.slot].layer(heads.layer);
-        let mut state = heads.start(head);
-        for (keys, values, n) in kv.blocks(head / (heads.n / heads.layout.heads), seen(&row)) {
-            step.kernels.attend_block(q, heads.scale, keys, values, n, &mut state, acc);
-        }
-        for v in acc {
-            *v /= state.sum;
-        }
-    });
-    out
+    let rows: Vec<Seen> = rows.iter().map(seen).collect();
+    let find = |slot: usize, head: usize, block: usize| {
+        let kv = on.slots[slot].layer(heads.layer);
+        let mut found = kv.blocks(head, block * KV_BLOCK..(block + 1) * KV_BLOCK);
+        let (keys, values, _) = found.next().expect("what a row sees was written");
+        (keys, values)
+    };
+    attend_blocks(on, &rows, heads, q, &find)
 }
 
 /// As [`attend`] for all rows of the step, each over the positions selected for it, in a layer that
@@ -133,6 +147,7 @@ pub fn attend(step: &Step, rows: &[Row], heads: &Heads, q: &[f32]) -> Vec<f32> {
 /// another. So a row's bits depend on its selection alone, and are those of [`attend`] if all
 /// positions are selected.
 pub fn attend_selected(step: &Step, heads: &Heads, q: &[f32]) -> Vec<f32> {
+    let on = Attending::of(step);
     let (k_dim, v_dim) = heads.dims();
     let mut out = Vec::with_capacity(step.rows.len() * heads.n * v_dim);
     let mut first = 0;
@@ -142,26 +157,19 @@ pub fn attend_selected(step: &Step, heads: &Heads, q: &[f32]) -> Vec<f32> {
         let q = &q[first * heads.n * k_dim..][..run.len() * heads.n * k_dim];
         first += run.len();
         let Some(positions) = &run[0] else {
-            out.extend(attend(step, rows, heads, q));
+            out.extend(attend(on, rows, heads, q));
             continue;
         };
-        let kv = step.slots[rows[0].slot].layer(heads.layer);
+        let slot = rows[0].slot;
+        let kv = step.slots[slot].layer(heads.layer);
         let parts: Vec<&[usize]> = positions.chunks(KV_BLOCK).collect();
         let blocks = step.team.map(&parts, positions.len() * k_dim, |part| kv.gather_latents(part));
-        let work = positions.len() * heads.n * (k_dim + v_dim);
-        let at = out.len();
-        out.resize(at + heads.n * v_dim, 0.0);
-        step.team.for_each_chunk(&mut out[at..], v_dim, work, |head, acc| {
-            let q = &q[head * k_dim..(head + 1) * k_dim];
-            let mut state = heads.start(head);
-            for (part, (keys, values)) in parts.iter().zip(&blocks) {
-                let n = 0..part.len();
-                step.kernels.attend_block(q, heads.scale, keys, values, n, &mut state, acc);
-            }
-            for v in acc {
-                *v /= state.sum;
-            }
-        });
+        let row = Seen { slot, positions: 0..positions.len() };
+        let find = |_, _, block: usize| blocks[block].kept();
+        out.extend(attend_blocks(on, &[row], heads, q, &find));
     }
     out
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,10 +1,10 @@
 //! Grouped-query attention, with the optional parts families add to it.
 
 use super::Step;
-use super::attention::{Heads, Linear, attend};
+use super::attention::{Attending, Heads, Linear, attend};
 use super::ffn::halves;
 use super::rope::Rope;
-use crate::kv::KvLayout;
+use crate::kv::{KvLayout, Precision};
 use crate::telemetry::timed;
 
 /// Weights and geometry of one layer.
@@ -50,10 +50,16 @@ pub struct QkNorm {
 }
 
 impl Gqa {
-    /// What the layer keeps for each position.
+    /// What the layer keeps for each position, as it is computed.
     pub fn kv_layout(&self) -> KvLayout {
         let dim = self.head_dim;
-        KvLayout { heads: self.n_kv_heads, k_dim: dim, v_dim: dim, index_dim: 0 }
+        KvLayout {
+            heads: self.n_kv_heads,
+            k_dim: dim,
+            v_dim: dim,
+            index_dim: 0,
+            precision: Precision::F32,
+        }
     }
 
     /// See [`super::attention::Attention::forward`].
@@ -78,7 +84,7 @@ impl Gqa {
                 window: self.window,
                 sinks: self.sinks.as_deref(),
             };
-            let mut out = attend(step, step.rows, &heads, &q);
+            let mut out = attend(Attending::of(step), step.rows, &heads, &q);
             if let Some(mut gate) = gate {
                 kernels.sigmoid_mul(&mut gate, &out);
                 out = gate;

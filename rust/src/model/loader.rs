@@ -15,6 +15,7 @@ use crate::config::Config;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::experts::{Activation, Biases, ExpertSource};
+use crate::kv::Precision;
 use crate::matrix::{Elements, Matrix, TILE};
 use crate::store::{Catalog, FusedRows, MatrixSource, StackedRows, Tensor, VectorSource};
 
@@ -598,6 +599,7 @@ impl<'a> Loader<'a> {
             sparse_layers,
             max_positions: config.max_positions(MAX_POSITIONS)?,
             eos_ids,
+            precision: Precision::default(),
             notices: self.notices.drain(..).chain(unused).collect(),
             catalog: Arc::clone(self.catalog),
         })

@@ -11,7 +11,7 @@ use super::dsa::Indexing;
 use super::rope::Rope;
 use crate::error::Result;
 use crate::kernels::Kernels;
-use crate::kv::KvLayout;
+use crate::kv::{KvLayout, Precision};
 use crate::matrix::Matrix;
 use crate::telemetry::timed;
 use crate::threads::Team;
@@ -81,14 +81,14 @@ impl Query {
 }
 
 impl Mla {
-    /// What the layer keeps for each position: key = latent and rotated part, value = latent.
+    /// What the layer keeps for each position, as it is computed: key = latent and rotated part, value = latent.
     pub fn kv_layout(&self) -> KvLayout {
         let index_dim = match &self.indexing {
             Indexing::Own(indexer) => indexer.dim,
             Indexing::All | Indexing::Shared => 0,
         };
         let (k_dim, v_dim) = (self.kv_rank + self.rope_dim, self.kv_rank);
-        KvLayout { heads: 1, k_dim, v_dim, index_dim }
+        KvLayout { heads: 1, k_dim, v_dim, index_dim, precision: Precision::F32 }
     }
 
     /// See [`super::attention::Attention::forward`].

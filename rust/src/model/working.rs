@@ -5,7 +5,7 @@
 //! `tests/experts/test_budget.py` compares what an engine takes with its budget.
 
 use super::Model;
-use super::attention::Attention;
+use super::attention::{Attention, UNMERGED};
 use super::dsa::{Indexer, Indexing};
 use super::ffn::{Ffn, Inner, Moe, SwiGlu};
 use super::linear_attention::LinearAttention;
@@ -53,7 +53,8 @@ impl Model {
                     let width = gqa.n_heads * gqa.head_dim;
                     let (q, kv) = (gqa.q_proj.weight.n_out, gqa.n_kv_heads * gqa.head_dim);
                     let products = product(hidden, q).max(product(width, hidden));
-                    Elements::of_row(3 * q + 4 * kv + width + 8 * gqa.n_heads + products)
+                    // What is attended to twice: by groups of queries and by rows.
+                    Elements::of_row(3 * q + 4 * kv + 2 * width + 8 * gqa.n_heads + products)
                 }
                 Attention::Mla(mla) => latent(mla, hidden, threads, ctx),
                 Attention::Linear(linear) => Elements::of_row(recurrent(linear, hidden)),
@@ -71,7 +72,8 @@ impl Model {
         // The stream, its norm, what a layer adds, and the norm of that.
         let of_rows = rows.saturating_mul(most.row + 4 * hidden + predicting);
         let head = logits.saturating_mul(product(hidden, vocab)) + DRAWING * vocab;
-        let elements = of_rows.saturating_add(head).saturating_add(most.once);
+        let once = most.once + threads * UNMERGED;
+        let elements = of_rows.saturating_add(head).saturating_add(once);
         (elements.saturating_mul(size_of::<f32>()) as u64).saturating_add(CONSTANT as u64)
     }
 }
@@ -89,8 +91,8 @@ fn latent(mla: &Mla, hidden: usize, threads: usize, ctx: usize) -> Elements {
     };
     let of_head = product(mla.nope_dim, mla.kv_rank).max(product(mla.kv_rank, mla.v_dim));
     let products = made.max(product(hidden, k_dim)).max(product(values, hidden));
-    // Queries, those mapped into the latent space, what is attended to twice, values.
-    let kept = queries + mla.n_heads * (k_dim + 2 * mla.kv_rank) + values + ranks;
+    // Queries, those mapped into the latent space, what is attended to three times, values.
+    let kept = queries + mla.n_heads * (k_dim + 3 * mla.kv_rank) + values + ranks;
     let mut elements = Elements::of_row(kept + 2 * of_head + products + 8 * mla.n_heads);
     if let Indexing::Own(indexer) = &mla.indexing {
         let more = selecting(indexer, threads, ctx, k_dim + mla.kv_rank);

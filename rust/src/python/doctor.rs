@@ -21,7 +21,7 @@ use crate::store::{Catalog, split_dirs};
 #[pyfunction]
 #[pyo3(signature = (
     path, model_dirs, *, ram_gb, ctx, slots, threads, state_dir=None, mirrors=None, vram_gb=None,
-    device=None
+    device=None, kv=None
 ))]
 #[allow(clippy::too_many_arguments, reason = "what the stub file says")]
 pub fn examine(
@@ -36,6 +36,7 @@ pub fn examine(
     mirrors: Option<&str>,
     vram_gb: Option<f64>,
     device: Option<&str>,
+    kv: Option<&str>,
 ) -> PyResult<String> {
     let device = device
         .map(|name| DeviceKind::from_str(name, false))
@@ -53,6 +54,7 @@ pub fn examine(
         device,
         // As the engine that is asked about would read it.
         mtp: std::env::var_os("COLIBRI_SPECULATE").is_none_or(|speculate| speculate != "off"),
+        kv: super::model::precision(kv)?,
         ..RunnerOptions::default()
     };
     Ok(py.detach(|| doctor::examine(Path::new(path), &options)).to_string())

@@ -15,6 +15,7 @@ use crate::cpu::Isa;
 use crate::engine::{Engine, Event, Generated, MAX_PREFILL_CHUNK, Request};
 use crate::error::Error;
 use crate::gpu::DeviceKind;
+use crate::kv::Precision;
 use crate::model::{Logits, Row, Trace};
 use crate::runner::RunnerOptions;
 use crate::store::split_dirs;
@@ -36,10 +37,17 @@ fn lock(engine: &Mutex<Engine>) -> MutexGuard<'_, Engine> {
     engine.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
+/// In what conversations keep keys and values, by its name.
+pub(super) fn precision(name: Option<&str>) -> PyResult<Precision> {
+    let found = name.map(|name| Precision::from_str(name, false)).transpose();
+    let found = found.map_err(|_| PyValueError::new_err("kv: must be f32 or bf16"))?;
+    Ok(found.unwrap_or_default())
+}
+
 #[pymethods]
 impl Model {
     #[new]
-    #[pyo3(signature = (path, ram_gb, ctx, threads, progress=None, isa=None, prefill_chunk=None, expert_slots=None, model_dirs=None, vram_gb=None, device=None))]
+    #[pyo3(signature = (path, ram_gb, ctx, threads, progress=None, isa=None, prefill_chunk=None, expert_slots=None, model_dirs=None, vram_gb=None, device=None, kv=None))]
     #[allow(clippy::too_many_arguments, reason = "what the stub file says")]
     fn new(
         py: Python<'_>,
@@ -54,6 +62,7 @@ impl Model {
         model_dirs: Option<&str>,
         vram_gb: Option<f64>,
         device: Option<&str>,
+        kv: Option<&str>,
     ) -> PyResult<Self> {
         if ctx.is_some_and(|ctx| ctx < 2) {
             return Err(PyValueError::new_err("ctx: at least 2 tokens are needed"));
@@ -80,6 +89,7 @@ impl Model {
                 .map(Isa::choose)
                 .transpose()
                 .map_err(|reason| PyValueError::new_err(format!("isa: {reason}")))?,
+            kv: precision(kv)?,
             ..RunnerOptions::default()
         };
         if prefill_chunk.is_some_and(|n| !(1..=MAX_PREFILL_CHUNK).contains(&n)) {
