@@ -231,6 +231,9 @@ impl Runner {
     ///
     /// # Errors
     /// Those of [`crate::model::Decoder::forward`]; slots are unchanged then.
+    ///
+    /// # Panics
+    /// If a row lies behind the context, for which there is no budget.
     pub fn forward(
         &mut self,
         rows: &[Row],
@@ -246,6 +249,7 @@ impl Runner {
         let step = self.step_bytes(rows.len(), logits).saturating_add(held);
         let mut lengths: Vec<usize> = self.slots.iter().map(|slot| slot.tokens().len()).collect();
         for row in rows {
+            assert!(row.position < self.ctx, "position {} of {}", row.position, self.ctx);
             lengths[row.slot] = lengths[row.slot].max(row.position + 1);
         }
         self.keeper.make_room(&mut self.experts, lengths.into_iter(), step);

@@ -60,7 +60,7 @@ def examine(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 def engine_report(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Returns what the engine finds that these arguments start."""
-    device = os.environ.get("COLIBRI_DEVICE")
+    device = os.environ.get("COLIBRI_DEVICE") or None
     try:
         told = _core.examine(
             str(folder),

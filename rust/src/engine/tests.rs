@@ -3,6 +3,8 @@
 use super::*;
 use crate::runner::RunnerOptions;
 
+mod context;
+
 const CTX: usize = 200;
 
 fn engine(fixture: &str) -> Engine {
