@@ -263,6 +263,7 @@ pub fn run(args: &[String]) -> i32 {
 
 /// The command line. A variable that is set to nothing counts as one that is not set, but for `SERVE`,
 /// of which the C engine takes any value.
+#[expect(clippy::disallowed_methods, reason = "the parser reads the same and says nothing of it")]
 fn command() -> clap::Command {
     Args::command().mut_args(|arg| {
         let value = arg.get_env().and_then(std::env::var_os);
