@@ -509,7 +509,7 @@ def make_parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="as JSON")
     _engine_arguments(doctor)
     _device_argument(doctor)
-    doctor.set_defaults(slots=DEFAULT_SLOTS)
+    _slots_argument(doctor)
 
     plan = commands.add_parser(
         "plan",

@@ -5,6 +5,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use clap::builder::Resettable;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser};
@@ -265,12 +266,23 @@ pub fn run(args: &[String]) -> i32 {
     }
 }
 
+/// The command line. A variable that is set to nothing counts as one that is not set, but for `SERVE`,
+/// of which the C engine takes any value.
+#[expect(clippy::disallowed_methods, reason = "the parser reads the same and says nothing of it")]
+fn command() -> clap::Command {
+    Args::command().mut_args(|arg| {
+        let value = arg.get_env().and_then(std::env::var_os);
+        let is_empty = value.is_some_and(|value| value.is_empty());
+        if is_empty && arg.get_id() != "serve" { arg.env(Resettable::Reset) } else { arg }
+    })
+}
+
 fn parse<I>(args: I) -> Result<Args, clap::Error>
 where
     I: IntoIterator,
     I::Item: Into<OsString> + Clone,
 {
-    let matches = Args::command().try_get_matches_from(args)?;
+    let matches = command().try_get_matches_from(args)?;
     let args = Args::from_arg_matches(&matches)?;
     // What the environment says is no more than a default.
     let is_typed = matches.value_source("model") == Some(ValueSource::CommandLine);

@@ -357,6 +357,23 @@ impl Engine {
         self.closing.drain(..).map(|turn| turn.event).collect()
     }
 
+    /// Has what is complete of a conversation under way written, so that the end of its turn has
+    /// little to wait for: of the one that has most of it, unless any is being written.
+    fn save_ahead(&mut self) {
+        let Some(saver) = &mut self.runner.saver else { return };
+        let slots = &self.runner.slots;
+        let under_way = self.active.iter().map(|seq| {
+            let (slot, prompt) = (seq.request.slot, seq.request.prompt.len());
+            (saver.blocks_ahead(slot, slots[slot].tokens().len()), slot, prompt)
+        });
+        let Some((1.., slot, prompt)) = under_way.max() else { return };
+        // What the file holds may be all that there is of one that was exchanged for this.
+        for moved in self.moved.drain(..) {
+            saver.save(moved, &slots[moved]);
+        }
+        saver.save_ahead(slot, &slots[slot], prompt);
+    }
+
     /// Has the conversations of turns that `ended` (id and slot) written, and takes what tells so out
     /// of `events` until they are. While nothing else is under way, that is waited for.
     fn close(&mut self, ended: &[(u64, usize)], events: &mut Vec<Event>) {

@@ -378,16 +378,29 @@ impl KvSlot {
         self.fork(self.tokens.len())
     }
 
-    /// Bytes that nobody holds but as many as `holders`.
-    fn held_bytes(&self, holders: usize) -> u64 {
-        let bytes = |layer: &LayerMemory| match layer {
-            LayerMemory::Positions(kv) => {
-                let held = kv.blocks.iter().filter(|block| Arc::strong_count(block) <= holders);
-                held.count() as u64 * (kv.layout.bytes_per_position() * KV_BLOCK) as u64
+    /// The conversation as far as it fills whole blocks, without states that it gives up by the time
+    /// it has `len` tokens.
+    fn whole_blocks(&self, len: usize) -> Self {
+        let mut whole = self.fork(self.tokens.len() / KV_BLOCK * KV_BLOCK);
+        for layer in &mut whole.layers {
+            if let LayerMemory::State(state) = layer {
+                state.forget_for(len);
             }
-            LayerMemory::State(state) => state.held_bytes(holders),
-        };
-        self.layers.iter().map(bytes).sum()
+        }
+        whole
+    }
+
+    /// Names everything that other conversations may hold too.
+    fn for_each_shared(&self, each: &mut dyn FnMut(Shared)) {
+        for layer in &self.layers {
+            match layer {
+                LayerMemory::Positions(kv) => {
+                    let bytes = (kv.layout.bytes_per_position() * KV_BLOCK) as u64;
+                    kv.blocks.iter().for_each(|block| each(Shared::new(block, bytes)));
+                }
+                LayerMemory::State(state) => state.for_each_shared(each),
+            }
+        }
     }
 
     fn states(&self) -> impl Iterator<Item = &LayerState> {
@@ -460,6 +473,22 @@ impl KvSlot {
             return len;
         }
         self.known_states().into_iter().filter(|&n| n <= len).max().unwrap_or(0)
+    }
+}
+
+/// A piece of memory that several conversations may hold.
+#[derive(Clone, Copy)]
+struct Shared {
+    /// Where it is, which tells pieces apart.
+    at: *const (),
+    /// How many hold it.
+    holders: usize,
+    bytes: u64,
+}
+
+impl Shared {
+    fn new<T>(memory: &Arc<T>, bytes: u64) -> Self {
+        Self { at: Arc::as_ptr(memory).cast(), holders: Arc::strong_count(memory), bytes }
     }
 }
 

@@ -243,6 +243,9 @@ impl Runner {
     ///
     /// # Errors
     /// Those of [`crate::model::Decoder::forward`]; slots are unchanged then.
+    ///
+    /// # Panics
+    /// If a row lies behind the context, for which there is no budget.
     pub fn forward(
         &mut self,
         rows: &[Row],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import json
 import os
 import random
 import shutil
@@ -35,6 +36,10 @@ STORY = [
     BEGINNING + " and she had a dog and a cat and they played in the sun all day",
 ]
 OTHER = "The bird was very sad because it could not find the other birds"
+# Of several blocks of 256 tokens, so that some are written before its turn ends.
+LONG = " ".join([OTHER, *(f"and then {i} of them came home" for i in range(60))])
+# Most tokens that the demo model was made for.
+LONG_CTX = 1024
 
 
 class Said(NamedTuple):
@@ -85,8 +90,8 @@ def kv_file(state: Path, slot: int = 0) -> Path:
 def sound() -> dict[str, Answer]:
     """What each prompt is answered where nothing is remembered."""
     answers = {}
-    for prompt in [*STORY, OTHER]:
-        with Wire(MODEL, KVSAVE=0) as wire:
+    for prompt in [*STORY, OTHER, LONG]:
+        with Wire(MODEL, ctx=LONG_CTX, KVSAVE=0) as wire:
             answers[prompt] = say(wire, prompt).answer
     return answers
 
@@ -195,27 +200,90 @@ def test_an_answer_that_sigterm_ends_is_kept(state: Path) -> None:
         assert said.reused >= said.tokens - 6
 
 
+@pytest.mark.parametrize("end", ["kill", "CANCEL", "STOP"])
+def test_a_long_conversation_is_written_before_its_turn_ends(
+    end: str, state: Path, sound: dict[str, Answer]
+) -> None:
+    config = json.loads((MODEL / "config.json").read_text(encoding="utf-8"))
+    latent = config["kv_lora_rank"] + config["qk_rope_head_dim"]
+    token_bytes = 4 + 4 * latent * config["num_hidden_layers"]
+    with contextlib.suppress(EngineEnded), Wire(MODEL, ctx=LONG_CTX) as wire:
+        wire.send(Request(LONG, 200, 1).frame(1, 0))
+        records: list[tuple[str, dict[str, Any]]] = []
+        while not any(kind == "DATA" for kind, _ in records):
+            records += wire.read()
+        (tokens,) = [fields["prompt_tokens"] for kind, fields in records if kind == "ACCEPT"]
+        whole = tokens // 256 * 256
+        assert whole >= 512
+        # The engine waits meanwhile, since nobody reads what it says.
+        deadline = time.monotonic() + 60
+        while not (files := list(state.glob("*/.coli_kv"))) or (
+            files[0].stat().st_size < whole * token_bytes
+        ):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        if end == "kill":
+            wire.process.kill()
+        else:
+            wire.send(f"{end} 1\n".encode())
+        while not any(kind in ("DONE", "ERROR") for kind, _ in records):
+            records += wire.read()
+    said = sum(kind == "DATA" for kind, _ in records)
+    assert said < 200, "its turn has not ended by itself"
+    with Wire(MODEL, ctx=LONG_CTX) as wire:
+        again = say(wire, LONG)
+    assert again.answer == sound[LONG]
+    assert again.reused >= (whole if end == "kill" else tokens - 1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_was_computed_of_a_prompt_is_kept(family: str, state: Path) -> None:
+    model, prompt = ORACLE / family, " ".join([LONG] * 2)[:3000]
+    with Wire(model, ctx=4096, KVSAVE=0) as wire:
+        expected = say(wire, prompt)
+    with contextlib.suppress(EngineEnded), Wire(model, ctx=4096) as wire:
+        wire.send(Request(prompt, 900, 1).frame(1, 0))
+        done, ended = 0, False
+        while not ended:
+            for kind, fields in wire.read():
+                if kind == "PREFILL":
+                    done = fields["done"]
+                    if done > 0:
+                        wire.send(b"CANCEL 1\n")
+                ended |= kind == "ERROR" and fields["code"] == "CANCELLED"
+        wire.process.kill()
+    assert done >= 256
+    with Wire(model, ctx=4096) as wire:
+        said = say(wire, prompt)
+    assert said.answer == expected.answer
+    least = min(done, said.tokens - 1)
+    # A state is gone back to by 64 tokens or more, and by none where it ends.
+    if family in RECURRENT and done == said.tokens:
+        least = 64
+    assert said.reused >= least
+
+
 class Life:
     """An engine that is killed at some moment; what it says is checked until then."""
 
-    PROMPTS = (STORY[0], STORY[2], OTHER)
+    PROMPTS = (STORY[0], STORY[2], OTHER, LONG)
 
     def __init__(self, log: Path, settings: dict[str, Any]) -> None:
-        self.wire = Wire(MODEL, log=log, **settings)
-        # The turn before, if the one under way goes on from it.
-        self.last: Said | None = None
+        self.wire = Wire(MODEL, ctx=LONG_CTX, log=log, **settings)
+        # The turn under way, and how many tokens that it begins with must not be lost.
+        self.under_way, self.kept = self.PROMPTS[0], 0
 
     def live(self, sound: dict[str, Answer]) -> None:
         """Serves until it is killed, or has done all."""
         try:
             with self.wire as wire:
-                before = ""
-                for prompt in self.PROMPTS:
+                for before, prompt in itertools.pairwise(("", *self.PROMPTS)):
                     if not prompt.startswith(before):
-                        self.last = None
+                        self.kept = 0
+                    self.under_way = prompt
                     said = say(wire, prompt)
                     assert said.answer == sound[prompt]
-                    self.last, before = (said if prompt in STORY else None), prompt
+                    self.kept = said.tokens
         except (EngineEnded, BrokenPipeError):
             assert self.wire.process.wait(60) == -signal.SIGKILL
         finally:
@@ -247,13 +315,12 @@ def test_whenever_an_engine_is_killed_its_conversation_is_whole(
         life.live(sound)
         killer.cancel()
         killed += life.wire.process.returncode == -signal.SIGKILL
-        if life.last is not None:
-            # A turn that was done is not lost.
-            disk.heal()
-            with Wire(MODEL, log=log, **disk.settings) as wire:
-                said = say(wire, STORY[2])
-            assert said.answer == sound[STORY[2]]
-            assert said.reused >= min(life.last.tokens, said.tokens - 1), n
+        # A turn that was done is not lost.
+        disk.heal()
+        with Wire(MODEL, ctx=LONG_CTX, log=log, **disk.settings) as wire:
+            said = say(wire, life.under_way)
+        assert said.answer == sound[life.under_way]
+        assert said.reused >= min(life.kept, said.tokens - 1), n
     assert killed > 10
     assert told(log, "of no use") == []
     assert told(log, "not saved") == []

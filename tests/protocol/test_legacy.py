@@ -131,6 +131,13 @@ def test_what_is_spoken(tmp_path: Path, args: list[str], env: dict[str, str], th
         assert client.handshake()[2].split()[0] == third
 
 
+def test_a_variable_that_is_set_to_nothing_is_not_set(tmp_path: Path) -> None:
+    names = ["RAM_GB", "VRAM_GB", "CTX", "KV_SLOTS", "KVSAVE", "COLIBRI_THREADS", "COLIBRI_READS"]
+    names += ["SERVE_BATCH", "COLIBRI_PREFILL_CHUNK", "COLI_MODEL_DIRS", "NGEN", "SEED"]
+    with OldClient(tmp_path, env={"SERVE": "", **dict.fromkeys(names, "")}) as client:
+        assert client.handshake()[2].split()[0] == b"TIERS"
+
+
 @pytest.mark.parametrize(
     ("args", "env", "words"),
     [

@@ -62,8 +62,7 @@ def examine(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 def engine_report(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Returns what the engine finds that these arguments start."""
-    device = os.environ.get("COLIBRI_DEVICE")
-    # An empty variable is none, as the engine has it.
+    device = os.environ.get("COLIBRI_DEVICE") or None
     kv = os.environ.get("COLIBRI_KV") or None
     if kv not in (None, *KV_NAMES):
         raise UsageError(f"COLIBRI_KV: {kv!r} is not known", hint=f"use {' or '.join(KV_NAMES)}")

@@ -62,6 +62,7 @@ impl Engine {
         }
         ended.retain(|(id, _)| self.active.iter().all(|seq| seq.request.id != *id));
         self.close(&ended, &mut events);
+        self.save_ahead();
         events
     }
 

@@ -6,6 +6,8 @@ use super::draft::Most;
 use super::*;
 use crate::runner::RunnerOptions;
 
+mod context;
+
 const CTX: usize = 200;
 
 fn engine(fixture: &str) -> Engine {

@@ -41,7 +41,7 @@ pub struct Format {
 
 /// What a record holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+pub(super) enum Part {
     /// The tokens from `start` up to `end`, with their keys and values.
     Positions { start: usize, end: usize },
     /// The states after so many tokens.
@@ -88,6 +88,23 @@ impl Contents {
             Part::States(known) => self.states.push(known),
         }
         self.entries.push(Entry { part, end, check });
+    }
+
+    /// How many tokens it has in common with `slot`.
+    fn common(&self, slot: &KvSlot) -> usize {
+        self.tokens.iter().zip(slot.tokens()).take_while(|(a, b)| a == b).count()
+    }
+
+    /// What is to be appended of a conversation that goes on, of which `slot` is the beginning. If
+    /// there is any, the contents are cut to what `slot` keeps of them; else they may be more of the
+    /// same conversation, which stays.
+    pub(super) fn lacks(&mut self, slot: &KvSlot) -> Vec<Part> {
+        let common = self.common(slot);
+        if common == slot.tokens().len() {
+            return Vec::new();
+        }
+        self.cut(common);
+        missing(slot, common, &self.states)
     }
 
     /// Takes away records of nothing but what lies behind the first `len` tokens.
@@ -159,19 +176,19 @@ impl Format {
 
     /// What is to be appended to a file with `contents`, which are cut to what `slot` keeps of them;
     /// none if the file should rather be written anew.
-    pub(super) fn continuation(&self, contents: &mut Contents, slot: &KvSlot) -> Option<Addition> {
-        let pairs = contents.tokens.iter().zip(slot.tokens());
-        let common = pairs.take_while(|(a, b)| a == b).count();
+    pub(super) fn continuation(&self, contents: &mut Contents, slot: &KvSlot) -> Option<Vec<Part>> {
+        let common = contents.common(slot);
         contents.cut(common);
         let parts = missing(slot, common, &contents.states);
         let added: u64 = parts.iter().map(|&part| self.record_bytes(part)).sum();
         let whole: u64 =
             missing(slot, 0, &[]).into_iter().map(|part| self.record_bytes(part)).sum();
         let is_bounded = contents.bytes() + added <= 2 * whole + SLACK_BYTES;
-        is_bounded.then_some(Addition { parts })
+        is_bounded.then_some(parts)
     }
 
-    /// Appends `addition` of `slot` by way of `write`; `contents` are up to date if all went well.
+    /// Appends the record of a `part` of `slot` by way of `write`; `contents` are up to date if all
+    /// went well, and as they were if not.
     ///
     /// # Errors
     /// Those of `write`.
@@ -179,39 +196,37 @@ impl Format {
         &self,
         contents: &mut Contents,
         slot: &KvSlot,
-        addition: &Addition,
+        part: Part,
         write: &mut dyn FnMut(&[u8]) -> Result<()>,
     ) -> Result<()> {
-        for &part in &addition.parts {
-            let (kind, start, end) = match part {
-                Part::Positions { start, end } => (POSITIONS, start, end),
-                Part::States(known) => (STATES, known, known),
-            };
-            let head = head(&contents.check(), kind, start, end - start);
-            let mut hasher = blake3::Hasher::new();
-            hasher.update(&contents.check()).update(&head);
-            write(&head)?;
-            let mut put = |bytes: &[u8]| {
-                hasher.update(bytes);
-                write(bytes)
-            };
-            let tokens = &slot.tokens()[start..end];
-            put(bytemuck::cast_slice(tokens))?;
-            for layer in &slot.layers {
-                match layer {
-                    LayerMemory::Positions(kv) if kind == POSITIONS => {
-                        put(kv.stored(start..end).bytes())?;
-                    }
-                    LayerMemory::State(state) if kind == STATES => {
-                        put(bytemuck::cast_slice(state.after(start)))?;
-                    }
-                    _ => {}
+        let (kind, start, end) = match part {
+            Part::Positions { start, end } => (POSITIONS, start, end),
+            Part::States(known) => (STATES, known, known),
+        };
+        let head = head(&contents.check(), kind, start, end - start);
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&contents.check()).update(&head);
+        write(&head)?;
+        let mut put = |bytes: &[u8]| {
+            hasher.update(bytes);
+            write(bytes)
+        };
+        let tokens = &slot.tokens()[start..end];
+        put(bytemuck::cast_slice(tokens))?;
+        for layer in &slot.layers {
+            match layer {
+                LayerMemory::Positions(kv) if kind == POSITIONS => {
+                    put(kv.stored(start..end).bytes())?;
                 }
+                LayerMemory::State(state) if kind == STATES => {
+                    put(bytemuck::cast_slice(state.after(start)))?;
+                }
+                _ => {}
             }
-            let check = *hasher.finalize().as_bytes();
-            write(&check)?;
-            contents.push(part, tokens, contents.bytes() + self.record_bytes(part), check);
         }
+        let check = *hasher.finalize().as_bytes();
+        write(&check)?;
+        contents.push(part, tokens, contents.bytes() + self.record_bytes(part), check);
         Ok(())
     }
 
@@ -227,8 +242,9 @@ impl Format {
         let (header, check) = self.header();
         write(&header)?;
         let mut contents = Contents::new(check);
-        let parts = missing(slot, 0, &[]);
-        self.append(&mut contents, slot, &Addition { parts }, write)?;
+        for part in missing(slot, 0, &[]) {
+            self.append(&mut contents, slot, part, write)?;
+        }
         Ok(contents)
     }
 
@@ -383,18 +399,6 @@ fn missing(slot: &KvSlot, common: usize, states: &[usize]) -> Vec<Part> {
     }
     parts.dedup();
     parts
-}
-
-/// Records that are to be written.
-pub(super) struct Addition {
-    parts: Vec<Part>,
-}
-
-impl Addition {
-    /// Whether there are none.
-    pub(super) fn is_empty(&self) -> bool {
-        self.parts.is_empty()
-    }
 }
 
 /// Why a record cannot be taken.

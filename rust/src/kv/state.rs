@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use super::Shared;
 use crate::matrix::TILE;
 
 /// Tokens between the closest checkpoints.
@@ -109,10 +110,15 @@ impl LayerState {
         self.layout.elements()
     }
 
-    /// Bytes of states that nobody holds but as many as `holders`.
-    pub(super) fn held_bytes(&self, holders: usize) -> u64 {
-        let held = self.known.iter().filter(|known| Arc::strong_count(&known.state) <= holders);
-        (held.count() * self.layout.elements() * size_of::<f32>()) as u64
+    /// Names the states, which other conversations may hold too.
+    pub(super) fn for_each_shared(&self, each: &mut dyn FnMut(Shared)) {
+        let bytes = (self.layout.elements() * size_of::<f32>()) as u64;
+        self.known.iter().for_each(|known| each(Shared::new(&known.state, bytes)));
+    }
+
+    /// Forgets the states that a conversation has forgotten that has gone on to `len` tokens.
+    pub(super) fn forget_for(&mut self, len: usize) {
+        self.known.retain(|known| is_kept(known.tokens, len));
     }
 
     /// Begins a step over the tokens from `start` up to `end`: the state to start from (none for

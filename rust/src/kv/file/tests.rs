@@ -35,6 +35,25 @@ fn turn(slot: &mut KvSlot, tokens: &[u32]) {
     slot.commit(&tokens[start..]);
 }
 
+/// The same in steps of `chunk` tokens, of which what is complete is written ahead of the end.
+fn long_turn(saver: &mut Saver, slot: &mut KvSlot, tokens: &[u32], chunk: usize) {
+    let mut last = None;
+    loop {
+        let known = slot.tokens().iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        turn(slot, &tokens[..(known + chunk).min(tokens.len())]);
+        if saver.blocks_ahead(0, slot.tokens().len()) > 0 {
+            last = Some(saver.save_ahead(0, slot, tokens.len()));
+        }
+        if slot.tokens() == tokens {
+            break;
+        }
+    }
+    // Some turns end while it is being written.
+    if let Some(ticket) = last.filter(|_| chunk.is_multiple_of(2)) {
+        saver.wait_for(ticket);
+    }
+}
+
 fn story(n: usize, kind: u32) -> Vec<u32> {
     (0..n as u32).map(|i| i * 31 % 97 + kind).collect()
 }
@@ -193,6 +212,51 @@ fn only_what_is_new_is_written_and_files_are_bounded() {
 }
 
 #[test]
+fn whole_blocks_are_written_before_a_turn_ends() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (mut saver, mut slots, _) = start(dir.path(), 1, CTX);
+    let bytes = || fs::metadata(path(dir.path(), 0)).expect("a file").len();
+    turn(&mut slots[0], &story(600, 0));
+    assert_eq!(saver.blocks_ahead(0, 600), 2);
+    let ticket = saver.save_ahead(0, &slots[0], 1000);
+    saver.wait_for(ticket);
+    // Of its states those that a conversation of 1000 tokens has, at 512 and a multiple of 64.
+    let ahead = HEADER_BYTES
+        + format().record_bytes(Part::Positions { start: 0, end: 256 }) * 2
+        + format().record_bytes(Part::States(512));
+    assert_eq!(bytes(), ahead);
+    assert_eq!(saver.blocks_ahead(0, 767), 0);
+    turn(&mut slots[0], &story(1000, 0));
+    assert_eq!(saver.blocks_ahead(0, 1000), 1);
+    save(&mut saver, &slots[0]);
+    let ended = bytes();
+    let written = fs::read(path(dir.path(), 0)).expect("a file");
+    saver.finish();
+    // Nothing was written twice.
+    let (mut saver, mut slots, _) = start(dir.path(), 1, CTX);
+    fs::remove_file(path(dir.path(), 0)).expect("it was written");
+    save(&mut saver, &slots[0]);
+    assert!(ended < bytes() + 3 * 56, "{ended} of {}", bytes());
+    saver.finish();
+    // Killed before the end, or amid a record.
+    for (len, known) in [(ahead, 512), (ahead + 700, 512), (ended - 1, 960), (ended, 1000)] {
+        let (slot, _) = read(dir.path(), &written[..len as usize], &format()).expect("readable");
+        assert_holds(&slot, &story(known, 0));
+    }
+    // One that goes back, and on from there.
+    turn(&mut slots[0], &story(100, 1));
+    let (mut saver, ..) = start(dir.path(), 1, CTX);
+    turn(&mut slots[0], &story(300, 1));
+    assert_eq!(saver.blocks_ahead(0, 300), 1);
+    let ticket = saver.save_ahead(0, &slots[0], 300);
+    saver.wait_for(ticket);
+    saver.finish();
+    let (saver, slots, _) = start(dir.path(), 1, CTX);
+    assert_holds(&slots[0], &story(256, 1));
+    saver.finish();
+}
+
+#[test]
 fn a_folder_serves_one_engine_and_files_are_for_nobody_else() {
     let dir = tempfile::tempdir().expect("a folder");
     let (mut saver, mut slots, _) = start(dir.path(), 2, CTX);
@@ -276,9 +340,11 @@ fn a_file_that_went_away_is_written_anew() {
     saver.finish();
 }
 
-/// What happens to a conversation: it goes back to so many tokens and on by so many others.
-fn changes() -> impl Strategy<Value = Vec<(usize, usize, u32, bool)>> {
-    prop::collection::vec((0..1200usize, 1..500usize, 0..3u32, any::<bool>()), 1..12)
+/// What happens to a conversation: it goes back to so many tokens and on by so many others, so many
+/// at a time.
+fn changes() -> impl Strategy<Value = Vec<(usize, usize, u32, usize, bool)>> {
+    let change = (0..1200usize, 1..800usize, 0..3u32, 30..900usize, any::<bool>());
+    prop::collection::vec(change, 1..12)
 }
 
 proptest! {
@@ -288,11 +354,11 @@ proptest! {
     fn whatever_happens_to_a_conversation_the_file_holds_it(changes in changes(), torn in any::<u16>()) {
         let dir = tempfile::tempdir().expect("a folder");
         let (mut saver, mut slots, _) = start(dir.path(), 1, CTX);
-        for (back, on, kind, restarted) in changes {
+        for (back, on, kind, chunk, restarted) in changes {
             let back = back.min(slots[0].tokens().len());
             let mut tokens = slots[0].tokens()[..back].to_vec();
             tokens.extend(story(on, kind));
-            turn(&mut slots[0], &tokens);
+            long_turn(&mut saver, &mut slots[0], &tokens, chunk);
             save(&mut saver, &slots[0]);
             if restarted {
                 saver.finish();
