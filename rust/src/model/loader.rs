@@ -511,8 +511,8 @@ impl<'a> Loader<'a> {
         experts: &mut Vec<ExpertSource>,
         load: impl FnOnce(&mut Self, &mut Vec<ExpertSource>) -> Result<Layer>,
     ) -> Result<()> {
-        let n = self.config.opt_count("num_nextn_predict_layers", MAX_LAYERS)?.unwrap_or(0);
-        if !self.wants_mtp || n == 0 {
+        let key = "num_nextn_predict_layers";
+        if !self.wants_mtp || self.config.count_or(key, 0, MAX_LAYERS)? == 0 {
             return Ok(());
         }
         let (found, used) = (experts.len(), self.used.clone());
