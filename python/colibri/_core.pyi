@@ -240,6 +240,7 @@ def examine(
     mirrors: str | None = None,
     vram_gb: float | None = None,
     device: str | None = None,
+    mtp: bool = True,
 ) -> str:
     """What is in the way of an engine with these options, found by its own loader.
 

@@ -73,6 +73,7 @@ def engine_report(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             mirrors=model_mirrors(),
             vram_gb=args.vram,
             device=device,
+            mtp=os.environ.get("COLIBRI_SPECULATE") != "off",
         )
     except ValueError:
         hint = "the only device there is so far is host"

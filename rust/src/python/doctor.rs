@@ -21,7 +21,7 @@ use crate::store::{Catalog, split_dirs};
 #[pyfunction]
 #[pyo3(signature = (
     path, model_dirs, *, ram_gb, ctx, slots, threads, state_dir=None, mirrors=None, vram_gb=None,
-    device=None
+    device=None, mtp=true
 ))]
 #[allow(clippy::too_many_arguments, reason = "what the stub file says")]
 pub fn examine(
@@ -36,6 +36,7 @@ pub fn examine(
     mirrors: Option<&str>,
     vram_gb: Option<f64>,
     device: Option<&str>,
+    mtp: bool,
 ) -> PyResult<String> {
     let device = device
         .map(|name| DeviceKind::from_str(name, false))
@@ -51,8 +52,7 @@ pub fn examine(
         mirrors: mirrors.map(split_dirs).unwrap_or_default(),
         vram_bytes: vram_gb.map(|gb| (gb * 1e9) as u64),
         device,
-        // As the engine that is asked about would read it.
-        mtp: std::env::var_os("COLIBRI_SPECULATE").is_none_or(|speculate| speculate != "off"),
+        mtp,
         ..RunnerOptions::default()
     };
     Ok(py.detach(|| doctor::examine(Path::new(path), &options)).to_string())
