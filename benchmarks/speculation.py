@@ -5,7 +5,8 @@
 Three kinds of answers: a story drawn at temperature 1, a story of the likeliest tokens, and a text
 that was in the prompt before; `prompts` are long ones, of which nothing is said. Ratios are tokens
 per second with drafts to those without, and `needed` the share of drafted tokens that were needed.
-Memory is what `RAM_GB` allows. For a model that drafts by itself: `scripts/make_big_model.py --drafts`.
+Memory is what `RAM_GB` allows. `scripts/make_big_model.py --drafts` makes a model that drafts by
+itself.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ convert` writes it (docs/formats.md): experts in int4-g64, one aligned record ea
 int8-g64 or bf16; its bytes are random, so that it is written as fast as the disk goes. The
 weights mean nothing, but with `--drafts`: then a token mostly follows from the one before it, and
 a layer behind the last predicts that (docs/design/0020-mtp.md), so that the likeliest tokens are as
-it says, and of those drawn at temperature 1 about four in five. A router's bias makes some experts of each layer likelier, with a standard
-deviation of `--skew` beside scores between 0 and 1: 0 is the worst case for any cache. The
-tokenizer is the demo model's.
+it says, and of those drawn at temperature 1 about four in five. A router's bias makes some experts
+of each layer likelier, with a standard deviation of `--skew` beside scores between 0 and 1: 0 is
+the worst case for any cache. The tokenizer is the demo model's.
 """
 
 from __future__ import annotations
@@ -308,7 +308,11 @@ def main() -> None:
     args.folder.mkdir()
     source = Source(args.seed)
     began = time.monotonic()
-    small = {"config.json": json.dumps(configuration(args.layers, experts, args.drafts), indent=2).encode()}
+    small = {
+        "config.json": json.dumps(
+            configuration(args.layers, experts, args.drafts), indent=2
+        ).encode()
+    }
     small["tokenizer.json"] = (demo_folder() / "tokenizer.json").read_bytes()
     files: dict[str, Any] = {}
     for name, content in small.items():

@@ -242,6 +242,7 @@ def examine(
     vram_gb: float | None = None,
     device: str | None = None,
     kv: str | None = None,
+    mtp: bool = True,
 ) -> str:
     """What is in the way of an engine with these options, found by its own loader.
 

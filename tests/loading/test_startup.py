@@ -66,8 +66,8 @@ def engine(folder: Path) -> Iterator[Started]:
 @pytest.mark.parametrize("name", sorted(folder.name for folder in ORACLE.iterdir()))
 def test_loading_reads_the_dense_part_once_and_no_expert(name: str) -> None:
     config = json.loads((ORACLE / name / "config.json").read_text(encoding="utf-8"))
-    # Of the layer behind the last, which predicts further tokens, copies of the model's own matrices
-    # are not used, nor are such layers that are apart, nor what looks at pictures.
+    # Of the layer behind the last, which predicts further tokens, copies of the model's own
+    # matrices are not used, nor are such layers that are apart, nor what looks at pictures.
     layers = config.get("text_config", config)["num_hidden_layers"]
     copies = [f"model.layers.{layers}.{name}." for name in ("embed_tokens", "shared_head.head")]
     beyond = (*copies, "mtp.", "model.visual.")

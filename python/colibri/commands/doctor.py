@@ -79,6 +79,7 @@ def engine_report(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             vram_gb=args.vram,
             device=device,
             kv=kv,
+            mtp=os.environ.get("COLIBRI_SPECULATE") != "off",
         )
     except ValueError:
         hint = "the only device there is so far is host"

@@ -59,14 +59,15 @@ pub struct Loader<'a> {
     pub norm_offset: f32,
     /// What the family wants said of the model, one line each.
     pub notices: Vec<String>,
-    pass: Pass<'a>,
+    pub(super) pass: Pass<'a>,
     /// Whether a layer that predicts a token more is used if there is one.
-    wants_mtp: bool,
-    mtp: Option<Box<Mtp>>,
+    pub(super) wants_mtp: bool,
+    /// That layer, once it is loaded.
+    pub(super) mtp: Option<Box<Mtp>>,
     /// Why it is not used though it is wanted.
     pub(super) mtp_fault: Option<String>,
     /// Matrices (without `.weight`) and vectors that the family asked for.
-    used: HashSet<String>,
+    pub(super) used: HashSet<String>,
 }
 
 /// What is done with the tensors that a family asks for.
@@ -497,69 +498,6 @@ impl<'a> Loader<'a> {
             ffn,
             ffn_out_norm: None,
         })
-    }
-
-    /// Loads the layer behind the `n_layers` others that predicts a token more, if it is wanted and
-    /// the configuration has one; `load` loads the layer itself and adds its experts to `experts`.
-    /// Without all of its tensors the model is complete, and drafts without it.
-    ///
-    /// # Errors
-    /// What reading finds, and a configuration that is wrong.
-    pub fn prediction_layer(
-        &mut self,
-        n_layers: usize,
-        hidden: usize,
-        experts: &mut Vec<ExpertSource>,
-        load: impl FnOnce(&mut Self, &mut Vec<ExpertSource>) -> Result<Layer>,
-    ) -> Result<()> {
-        let n = self.config.opt_count("num_nextn_predict_layers", MAX_LAYERS)?.unwrap_or(0);
-        if !self.wants_mtp || n == 0 {
-            return Ok(());
-        }
-        let (found, used) = (experts.len(), self.used.clone());
-        let before = self.findings().map(|findings| findings.mark());
-        let loaded = self.load_prediction_layer(n_layers, hidden, experts, load);
-        let fault = match self.findings().zip(before) {
-            None => None,
-            Some((findings, mark)) => findings.take_fault_since(mark),
-        };
-        match (fault, loaded) {
-            (None, Ok(mtp)) => self.mtp = Some(Box::new(mtp)),
-            (None, Err(error)) if self.findings().is_none() => return Err(error),
-            (fault, loaded) => {
-                experts.truncate(found);
-                self.used = used;
-                self.mtp_fault = fault.or(loaded.err()).map(|fault| fault.to_string());
-            }
-        }
-        Ok(())
-    }
-
-    fn load_prediction_layer(
-        &mut self,
-        n_layers: usize,
-        hidden: usize,
-        experts: &mut Vec<ExpertSource>,
-        load: impl FnOnce(&mut Self, &mut Vec<ExpertSource>) -> Result<Layer>,
-    ) -> Result<Mtp> {
-        let prefix = format!("model.layers.{n_layers}");
-        // Copies of the model's own.
-        self.used
-            .extend(["embed_tokens", "shared_head.head"].map(|name| format!("{prefix}.{name}")));
-        Ok(Mtp {
-            embed_norm: self.norm(&format!("{prefix}.enorm"), hidden)?,
-            state_norm: self.norm(&format!("{prefix}.hnorm"), hidden)?,
-            proj: self.matrix(&format!("{prefix}.eh_proj"), hidden, 2 * hidden)?,
-            layer: load(self, experts)?,
-            norm: self.norm(&format!("{prefix}.shared_head.norm"), hidden)?,
-        })
-    }
-
-    fn findings(&mut self) -> Option<&mut Findings> {
-        match &mut self.pass {
-            Pass::Survey(findings) => Some(&mut **findings),
-            Pass::Config | Pass::Load(..) => None,
-        }
     }
 
     /// Adds what all families have: embedding, final norm, head and limits.

@@ -12,8 +12,11 @@
 
 use super::decoder::{Decoder, Layer};
 use super::ffn::Ffn;
+use super::loader::{Loader, MAX_LAYERS, Pass};
+use super::survey::Findings;
 use super::{Step, check_finite};
 use crate::error::Result;
+use crate::experts::ExpertSource;
 use crate::matrix::Matrix;
 use crate::telemetry::timed;
 
@@ -88,5 +91,70 @@ impl Decoder {
         let halves = embeddings.chunks_exact(hidden).zip(states.chunks_exact(hidden));
         let joined: Vec<f32> = halves.flat_map(|(a, b)| [a, b].concat()).collect();
         step.kernels.matmul(step.team, &mtp.proj, &joined)
+    }
+}
+
+impl Loader<'_> {
+    /// Loads the layer behind the `n_layers` others that predicts a token more, if it is wanted and
+    /// the configuration has one; `load` loads the layer itself and adds its experts to `experts`.
+    /// Without all of its tensors the model is complete, and drafts without it.
+    ///
+    /// # Errors
+    /// What reading finds, and a configuration that is wrong.
+    pub fn prediction_layer(
+        &mut self,
+        n_layers: usize,
+        hidden: usize,
+        experts: &mut Vec<ExpertSource>,
+        load: impl FnOnce(&mut Self, &mut Vec<ExpertSource>) -> Result<Layer>,
+    ) -> Result<()> {
+        let key = "num_nextn_predict_layers";
+        if !self.wants_mtp || self.config.count_or(key, 0, MAX_LAYERS)? == 0 {
+            return Ok(());
+        }
+        let (found, used) = (experts.len(), self.used.clone());
+        let before = self.findings().map(|findings| findings.mark());
+        let loaded = self.load_prediction_layer(n_layers, hidden, experts, load);
+        let fault = match self.findings().zip(before) {
+            None => None,
+            Some((findings, mark)) => findings.take_fault_since(mark),
+        };
+        match (fault, loaded) {
+            (None, Ok(mtp)) => self.mtp = Some(Box::new(mtp)),
+            (None, Err(error)) if self.findings().is_none() => return Err(error),
+            (fault, loaded) => {
+                experts.truncate(found);
+                self.used = used;
+                self.mtp_fault = fault.or(loaded.err()).map(|fault| fault.to_string());
+            }
+        }
+        Ok(())
+    }
+
+    fn load_prediction_layer(
+        &mut self,
+        n_layers: usize,
+        hidden: usize,
+        experts: &mut Vec<ExpertSource>,
+        load: impl FnOnce(&mut Self, &mut Vec<ExpertSource>) -> Result<Layer>,
+    ) -> Result<Mtp> {
+        let prefix = format!("model.layers.{n_layers}");
+        // Copies of the model's own.
+        self.used
+            .extend(["embed_tokens", "shared_head.head"].map(|name| format!("{prefix}.{name}")));
+        Ok(Mtp {
+            embed_norm: self.norm(&format!("{prefix}.enorm"), hidden)?,
+            state_norm: self.norm(&format!("{prefix}.hnorm"), hidden)?,
+            proj: self.matrix(&format!("{prefix}.eh_proj"), hidden, 2 * hidden)?,
+            layer: load(self, experts)?,
+            norm: self.norm(&format!("{prefix}.shared_head.norm"), hidden)?,
+        })
+    }
+
+    fn findings(&mut self) -> Option<&mut Findings> {
+        match &mut self.pass {
+            Pass::Survey(findings) => Some(&mut **findings),
+            Pass::Config | Pass::Load(..) => None,
+        }
     }
 }

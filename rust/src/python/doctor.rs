@@ -21,7 +21,7 @@ use crate::store::{Catalog, split_dirs};
 #[pyfunction]
 #[pyo3(signature = (
     path, model_dirs, *, ram_gb, ctx, slots, threads, state_dir=None, mirrors=None, vram_gb=None,
-    device=None, kv=None
+    device=None, kv=None, mtp=true
 ))]
 #[allow(clippy::too_many_arguments, reason = "what the stub file says")]
 pub fn examine(
@@ -37,6 +37,7 @@ pub fn examine(
     vram_gb: Option<f64>,
     device: Option<&str>,
     kv: Option<&str>,
+    mtp: bool,
 ) -> PyResult<String> {
     let device = device
         .map(|name| DeviceKind::from_str(name, false))
@@ -52,8 +53,7 @@ pub fn examine(
         mirrors: mirrors.map(split_dirs).unwrap_or_default(),
         vram_bytes: vram_gb.map(|gb| (gb * 1e9) as u64),
         device,
-        // As the engine that is asked about would read it.
-        mtp: std::env::var_os("COLIBRI_SPECULATE").is_none_or(|speculate| speculate != "off"),
+        mtp,
         kv: super::model::precision(kv)?,
         ..RunnerOptions::default()
     };

@@ -19,7 +19,7 @@ fn load(fixture: &str, drafts: usize) -> Engine {
     let options = RunnerOptions { ctx: Some(CTX), ..RunnerOptions::default() };
     let mut engine = Engine::load(&dir, &options, &mut |_, _| {}).expect("the fixture loads");
     if drafts > 0 && !RECURRENT.contains(&fixture) {
-        engine.drafting.always(drafts);
+        engine.drafting.always(Most { said: drafts, layer: 0 });
     } else {
         engine.never_draft();
     }
