@@ -37,7 +37,7 @@ STORY = [
 ]
 OTHER = "The bird was very sad because it could not find the other birds"
 # Of several blocks of 256 tokens, so that some are written before its turn ends.
-LONG = " ".join([OTHER, *(f"and then {i} of them came home" for i in range(60))])
+LONG = " ".join([OTHER, *(f"and then {i} of them came home" for i in range(66))])
 # Most tokens that the demo model was made for.
 LONG_CTX = 1024
 
