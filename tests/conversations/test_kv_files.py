@@ -241,7 +241,7 @@ def test_what_was_computed_of_a_prompt_is_kept(family: str, state: Path) -> None
     model, prompt = ORACLE / family, " ".join([LONG] * 4)[:8000]
     with Wire(model, ctx=4096, KVSAVE=0) as wire:
         expected = say(wire, prompt)
-    # A token a step, so that there is time to end it within; where there was not, all of it is kept.
+    # A token a step, so that there is time to end it within; else all of it is kept.
     with (
         contextlib.suppress(EngineEnded),
         Wire(model, ctx=4096, COLIBRI_PREFILL_CHUNK=1) as wire,

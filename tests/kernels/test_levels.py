@@ -47,7 +47,6 @@ def test_arguments_of_the_model_are_checked() -> None:
     [
         ("COLIBRI_PREFILL_CHUNK", "0"),
         ("COLIBRI_PREFILL_CHUNK", "many"),
-        ("COLIBRI_PREFILL_CHUNK", ""),
         ("COLIBRI_PREFILL_CHUNK", "65537"),
         ("COLIBRI_PREFILL_CHUNK", "1" * 40),
         ("COLIBRI_ISA", "sse"),

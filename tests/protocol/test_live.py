@@ -191,7 +191,11 @@ def long_prompt(number: int) -> bytes:
     return b"%d" % number + b" d" * 3999
 
 
-def test_cancel_during_a_long_prefill_takes_effect_within_one_wave() -> None:
+def test_cancel_during_a_long_prefill_takes_effect_within_one_wave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Short waves, so that a prompt of this length takes a while on any machine.
+    monkeypatch.setenv("COLIBRI_PREFILL_CHUNK", "16")
     progress, seconds = [], []
     with Live(ctx=4096) as engine:
         for number in range(10):
@@ -213,11 +217,12 @@ def test_cancel_during_a_long_prefill_takes_effect_within_one_wave() -> None:
             engine.send(submit(2, prompt))
             engine.wait_for(b"\nPREFILL 2 ", start)
             engine.send(b"CANCEL 2\n")
-            engine.wait_for(b"\nERROR 2 CANCELLED\n", start)
+            # What was left of it may have been computed before.
+            engine.wait_for_end(2, start)
             [reused] = re.findall(rb"\nPREFILL 2 (\d+) ", engine.output[start:])[:1]
             progress.append(int(reused) - int(seen[-1][0]))
     # Other processes may keep us from sending at once, but not each time.
-    assert min(progress) <= 64, progress
+    assert min(progress) <= 16, progress
     assert max(seconds) < 5, seconds
 
 
