@@ -17,6 +17,7 @@ use crate::experts::history::{self, SAVE_LIMIT};
 use crate::gpu::DeviceKind;
 use crate::kv::Precision;
 use crate::legacy::{self, Chat, LegacyOptions};
+use crate::log::say;
 use crate::mux::{self, SessionOptions, Wire};
 use crate::runner::RunnerOptions;
 use crate::store::{Reads, split_dirs};
@@ -323,7 +324,7 @@ fn main(args: &[String]) -> i32 {
         Ok(args) => args,
         Err(error) if error.use_stderr() => {
             for line in refusal(&error, args) {
-                eprintln!("{line}");
+                say(format_args!("{line}"));
             }
             return EXIT_USAGE;
         }
@@ -334,14 +335,14 @@ fn main(args: &[String]) -> i32 {
         let is_program = !std::io::stdin().is_terminal();
         is_program.then_some(Protocol::Mux)
     }) else {
-        eprintln!("error: colibri-engine speaks a protocol for programs on stdin and stdout");
-        eprintln!("hint: `colibri chat` talks to people; --mux starts the protocol anyway");
+        say("error: colibri-engine speaks a protocol for programs on stdin and stdout");
+        say("hint: `colibri chat` talks to people; --mux starts the protocol anyway");
         return EXIT_USAGE;
     };
     let named = args.model.as_ref().filter(|name| !name.is_empty()).map(PathBuf::from);
     let Some(model) = args.folder.clone().or(named) else {
-        eprintln!("error: no model folder is given");
-        eprintln!("hint: colibri-engine MODEL, or set COLI_MODEL");
+        say("error: no model folder is given");
+        say("hint: colibri-engine MODEL, or set COLI_MODEL");
         return EXIT_USAGE;
     };
     let served = match protocol {
@@ -349,7 +350,7 @@ fn main(args: &[String]) -> i32 {
         Protocol::Legacy => match legacy_options(&args) {
             Ok(options) => serve(&args, &model, Some(options)),
             Err(message) => {
-                eprintln!("error: {message}");
+                say(format_args!("error: {message}"));
                 return EXIT_USAGE;
             }
         },
@@ -357,9 +358,9 @@ fn main(args: &[String]) -> i32 {
     match served {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error}");
+            say(format_args!("error: {error}"));
             if let Some(hint) = error.hint() {
-                eprintln!("hint: {hint}");
+                say(format_args!("hint: {hint}"));
             }
             EXIT_FAILURE
         }
@@ -374,7 +375,7 @@ fn end(engine: &mut Engine) {
     }
     engine.runner.finish_conversations();
     if let Some(told) = engine.runner.model.catalog.mirrored() {
-        eprintln!("notice: {}", one_line(told));
+        say(format_args!("notice: {}", one_line(told)));
     }
 }
 
@@ -415,7 +416,7 @@ fn serve(args: &Args, model: &Path, legacy: Option<LegacyOptions>) -> Result<i32
         let due = reported.is_none_or(|at: Instant| at.elapsed() >= PROGRESS_INTERVAL);
         if args.progress && (due || done == total) {
             reported = Some(Instant::now());
-            eprintln!("progress load {done} {total}");
+            say(format_args!("progress load {done} {total}"));
         }
     })?;
     if let Some(tokens) = args.prefill_chunk {
@@ -431,17 +432,17 @@ fn serve(args: &Args, model: &Path, legacy: Option<LegacyOptions>) -> Result<i32
             let is_long = began.elapsed() >= PROGRESS_AFTER;
             if args.progress && is_long && reported.elapsed() >= PROGRESS_INTERVAL {
                 reported = Instant::now();
-                eprintln!("progress conversations {done} {total}");
+                say(format_args!("progress conversations {done} {total}"));
             }
         })?;
     }
     for notice in &engine.runner.notices {
-        eprintln!("notice: {}", one_line(notice));
+        say(format_args!("notice: {}", one_line(notice)));
     }
     if let Some(options) = legacy {
         let chat = Chat::load(model)?;
         if let Some(fault) = chat.fault() {
-            eprintln!("notice: {fault}; only exact prompts are answered");
+            say(format_args!("notice: {fault}; only exact prompts are answered"));
         }
         let code = legacy::serve(&mut engine, &chat, &options);
         end(&mut engine);
@@ -452,7 +453,7 @@ fn serve(args: &Args, model: &Path, legacy: Option<LegacyOptions>) -> Result<i32
         .file_name()
         .map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned());
     if args.serve_topk == 1 && !args.wire.has_details() {
-        eprintln!("notice: this wire has no TOPK records; --serve-topk is ignored");
+        say("notice: this wire has no TOPK records; --serve-topk is ignored");
     }
     let default_topk = if args.serve_topk == 1 && args.wire.has_details() { 5 } else { 0 };
     let options = SessionOptions { model_name, default_topk, default_seed: None, wire: args.wire };

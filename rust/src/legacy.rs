@@ -14,6 +14,7 @@ use std::io::{Read, Write};
 use crate::engine::{Engine, Event, Request, Turn};
 use crate::error::{Error, Result};
 use crate::experts::history::SAVE_LIMIT;
+use crate::log::say;
 use crate::mux::frame::{self, StatRecord, TurnRecord};
 use crate::mux::{EXIT_BAD_FRAME, rss_gb, tiers_record};
 use crate::sample::Sampling;
@@ -171,7 +172,7 @@ impl<'a> Session<'a> {
             Incoming::RefusedTurn(detail) => self.refuse_turn(&Error::BadRequest(detail)),
             Incoming::RefusedCommand(detail) => self.refuse_command(&Error::BadRequest(detail)),
             Incoming::Lost(detail) => {
-                eprintln!("error: frame boundary lost: {detail}");
+                say(format_args!("error: frame boundary lost: {detail}"));
                 self.exit_code = Some(EXIT_BAD_FRAME);
             }
         }
@@ -339,7 +340,7 @@ impl<'a> Session<'a> {
 /// Says on stderr why there is no answer; the protocol has no words for it. "request" tells it from
 /// errors that end the process.
 fn report(error: &Error) {
-    eprintln!("error: request: {error}");
+    say(format_args!("error: request: {error}"));
 }
 
 fn idle_stat() -> StatRecord {

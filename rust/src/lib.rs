@@ -19,6 +19,7 @@ pub mod gpu;
 pub mod kernels;
 pub mod kv;
 pub mod legacy;
+mod log;
 pub mod matrix;
 // The fuzz targets count what is allocated and bring their own.
 #[cfg(not(fuzzing))]

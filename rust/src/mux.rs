@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use crate::engine::{Engine, Event, Request};
 use crate::error::{Error, Result};
+use crate::log::say;
 use crate::sample::Sampling;
 use crate::stdio::{Input, Interrupts, Output, Parser, Signal};
 use emit::Emitter;
@@ -193,7 +194,7 @@ impl<'a> Session<'a> {
                 self.emitter.error(id, &Error::BadRequest(detail));
             }
             Incoming::Lost { id, detail } => {
-                eprintln!("error: frame boundary lost: {detail}");
+                say(format_args!("error: frame boundary lost: {detail}"));
                 self.emitter.bad_frame(id, &detail);
                 self.draining = true;
                 self.exit_code = EXIT_BAD_FRAME;

@@ -20,6 +20,7 @@ use crate::gpu::DeviceKind;
 use crate::kernels::Kernels;
 use crate::kv::saver::Saver;
 use crate::kv::{KvSlot, LayerLayout, Precision};
+use crate::log::say;
 use crate::model::{Decoder, Logits, Model, Row, Step, Survey, Trace};
 use crate::store::{ModelPart, Reads};
 use crate::telemetry::Phases;
@@ -281,7 +282,7 @@ impl Runner {
         let slower_way =
             logits.is_ok().then(|| self.experts.end_step(rows.len(), start.elapsed())).flatten();
         for notice in self.experts.take_notices().into_iter().chain(slower_way) {
-            eprintln!("notice: {}", one_line(&notice));
+            say(format_args!("notice: {}", one_line(&notice)));
         }
         let logits = logits?;
         self.forwards += 1;

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import shutil
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
+from colibri.find_engine import find_engine
 from live import MODEL, Live
 
 SHORT = b"SUBMIT 2 1 3 4 0 1 ignore_eos=1\nabc\n"
@@ -263,3 +266,30 @@ def test_aborted_requests_leave_nothing_behind() -> None:
         engine.end_input()
         assert engine.exit_code() == 0
     assert grown < 8 << 20, grown
+
+
+@pytest.mark.parametrize("reader", ["full disk", "gone"])
+def test_answers_go_on_where_nobody_can_be_told_of_anything(reader: str, tmp_path: Path) -> None:
+    if reader == "gone":
+        theirs, ours = os.pipe()
+        os.close(theirs)
+    else:
+        ours = os.open("/dev/full", os.O_WRONLY)
+    command = [*find_engine(), "--mux", "--model", str(MODEL), "--ctx", "64"]
+    settings = {"COLIBRI_STATE_DIR": str(tmp_path), "KVSAVE": "1"}
+    for _ in range(2):
+        done = subprocess.run(
+            command,
+            input=submit(1, b"abc"),
+            stdout=subprocess.PIPE,
+            stderr=ours,
+            env={**os.environ, **settings},
+            timeout=60,
+        )
+        assert b"\nDONE 1 " in done.stdout
+        assert done.returncode == 0
+        # What stands in the way of a conversation is told at the start, and when it is to be saved.
+        for kept in tmp_path.glob("*/.coli_kv"):
+            kept.unlink()
+            kept.mkdir()
+    os.close(ours)

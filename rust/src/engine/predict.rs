@@ -10,6 +10,7 @@ use super::Engine;
 use super::draft::Source;
 use super::step::Part;
 use crate::error::{Error, one_line};
+use crate::log::say;
 use crate::model::Row;
 
 /// Most states of an answer that are kept while the layer is not asked.
@@ -49,9 +50,9 @@ impl Engine {
             Err(error) => {
                 self.drafting.lose_layer();
                 let reason = one_line(&error);
-                eprintln!(
+                say(format_args!(
                     "notice: the model's own layer for drafts is not used any more: {reason}"
-                );
+                ));
             }
         }
     }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use super::ExpertStore;
 use super::dispatch::{Needs, Share};
 use crate::error::Error;
+use crate::log::say;
 use crate::store::calls::Call;
 
 /// Longest time that a read of an expert may be waited for where nobody says otherwise. The system
@@ -73,7 +74,7 @@ impl ExpertStore {
         let is_due = self.told_of_waiting.is_none_or(|at| at.elapsed() > self.read_limit);
         if is_due && call.waited() > self.read_limit / TELL_PART {
             self.told_of_waiting = Some(Instant::now());
-            eprintln!("notice: {}", call.told());
+            say(format_args!("notice: {}", call.told()));
         }
     }
 

@@ -11,6 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::log::say;
 use crate::store::output::Output;
 use crate::store::{is_there, read_capped};
 
@@ -193,7 +194,7 @@ impl Shared {
     /// Writes no more; told once.
     fn give_up(state: &mut State, error: &Error) {
         if !std::mem::replace(&mut state.has_ended, true) {
-            eprintln!("notice: the use of experts is not remembered: {error}");
+            say(format_args!("notice: the use of experts is not remembered: {error}"));
         }
         state.counts = None;
     }

@@ -246,7 +246,7 @@ mod tests {
     fn all_within_two_ulps(step: usize) {
         for (name, f, exact) in FUNCTIONS {
             let (error, at) = worst(f, exact, step);
-            eprintln!("{name}: {error:.3} ulp at {at:e}");
+            crate::log::say(format_args!("{name}: {error:.3} ulp at {at:e}"));
             assert!(error <= 2.0, "{name}: {error} ulp at {at:e}");
         }
     }

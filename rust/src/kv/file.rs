@@ -123,8 +123,9 @@ impl Contents {
 /// The conversation of a file, and what was found out about it.
 pub(super) struct Loaded {
     pub(super) contents: Contents,
-    /// Whether the file ends within a record, as it does after a kill.
-    pub(super) torn: bool,
+    /// What there is behind it that is of no use: the beginning of a record, as after a kill, or what
+    /// was not written so.
+    pub(super) fault: Option<&'static str>,
 }
 
 impl Format {
@@ -265,21 +266,19 @@ impl Format {
         let mut reader = Reader { input: BufReader::with_capacity(1 << 20, file), read: 0 };
         let header = self.read_header(&mut reader)?;
         let mut contents = Contents::new(header);
-        let torn = loop {
+        let fault = loop {
             if reader.read == length || slot.tokens().len() == ctx {
-                break false;
+                break None;
             }
             match self.read_record(&mut reader, &mut contents, slot, ctx) {
                 Ok(()) => progress(reader.read, length),
-                Err(Fault::Torn) => break true,
-                Err(Fault::Damaged) => {
-                    return Err(format!("it is damaged behind byte {}", contents.bytes()));
-                }
+                Err(Fault::Torn) => break Some("ends within a turn"),
+                Err(Fault::Damaged) => break Some("is damaged"),
                 Err(Fault::Io(reason)) => return Err(reason),
             }
         };
         slot.truncate_to(slot.tokens().len());
-        Ok(Some(Loaded { contents, torn }))
+        Ok(Some(Loaded { contents, fault }))
     }
 
     fn read_header(&self, reader: &mut Reader) -> Result<Check, String> {
@@ -302,7 +301,7 @@ impl Format {
         if found != expected[..] {
             return Err(
                 "it is of another model, or of another version of it or of colibri, or was \
-                        kept by another COLIBRI_KV"
+                        kept by another COLIBRI_KV or COLIBRI_SPECULATE"
                     .into(),
             );
         }

@@ -21,6 +21,7 @@ use super::KvSlot;
 use super::file::{self, Contents, Format, Part};
 use crate::error::{Error, Result, one_line};
 use crate::kernels::KV_BLOCK;
+use crate::log::say;
 use crate::store::is_there;
 use crate::store::output::Output;
 
@@ -92,21 +93,20 @@ impl Saver {
             contents.push(match format.read(&path, slot, ctx, progress) {
                 Ok(None) => None,
                 Ok(Some(loaded)) => {
-                    if loaded.torn {
-                        let tokens = slot.tokens().len();
-                        notices.push(format!(
-                            "{} ends within a turn; its first {tokens} tokens are used",
-                            path.display()
-                        ));
+                    if let Some(fault) = loaded.fault {
+                        let (path, tokens) = (path.display(), slot.tokens().len());
+                        notices.push(format!("{path} {fault}; its first {tokens} tokens are used"));
                     }
                     Some(loaded.contents)
                 }
                 Err(reason) => {
                     *slot = format.empty_slot();
-                    notices.push(format!(
-                        "{} is of no use and will be replaced: {reason}",
-                        path.display()
-                    ));
+                    let fate = if path.is_dir() {
+                        "stands in the way and has to be removed"
+                    } else {
+                        "is of no use and will be replaced"
+                    };
+                    notices.push(format!("{} {fate}: {reason}", path.display()));
                     None
                 }
             });
@@ -225,10 +225,10 @@ impl Saver {
             self.seen = (ended, Instant::now());
         } else if !self.hangs && self.seen.1.elapsed() > patience {
             self.hangs = true;
-            eprintln!(
+            say(format_args!(
                 "notice: conversations are not saved any more: the drive has not answered for {} s",
                 patience.as_secs()
-            );
+            ));
         }
         self.hangs
     }
@@ -469,10 +469,10 @@ fn tell(fault: Option<&Error>) {
             }
             _ => "",
         };
-        eprintln!(
+        say(format_args!(
             "notice: {}",
             one_line(format!("conversations are not saved any more: {error}{hint}"))
-        );
+        ));
     }
 }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::cpu;
 use crate::error::{Error, Result};
+use crate::log::say;
 use crate::matrix::Matrix;
 use crate::store::calls::Calls;
 use crate::store::{Catalog, MatrixSource};
@@ -105,7 +106,7 @@ impl<'a> Ahead<'a> {
         let mut state = self.state();
         while !state.stopped {
             if let Some((_, call)) = self.calls.stalled(TELL_AFTER) {
-                eprintln!("notice: {}", call.told());
+                say(format_args!("notice: {}", call.told()));
                 return;
             }
             let waited = self.arrived.wait_timeout(state, REPORT_INTERVAL);

@@ -66,6 +66,8 @@ pub struct Loader<'a> {
     pub(super) mtp: Option<Box<Mtp>>,
     /// Why it is not used though it is wanted.
     pub(super) mtp_fault: Option<String>,
+    /// What the names of tensors begin with that are left out, and told of where they are.
+    pub(super) left_out: Option<String>,
     /// Matrices (without `.weight`) and vectors that the family asked for.
     pub(super) used: HashSet<String>,
 }
@@ -113,6 +115,7 @@ impl<'a> Loader<'a> {
             wants_mtp,
             mtp: None,
             mtp_fault: None,
+            left_out: None,
             used: HashSet::new(),
         }
     }
@@ -290,10 +293,11 @@ impl<'a> Loader<'a> {
             // Scales of the C engine's matrices.
             let name = name.strip_suffix(".qs").unwrap_or(name);
             self.used.contains(name)
+                || self.left_out.as_ref().is_some_and(|prefix| name.starts_with(prefix))
                 || name.rsplit_once('.').is_some_and(|(matrix, _)| self.used.contains(matrix))
         };
         let is_known = |name: &str, tensor: &Tensor| match &tensor.record {
-            Some(parts) => parts.iter().all(|part| self.used.contains(&part.name)),
+            Some(parts) => parts.iter().all(|part| known(&part.name)),
             None => known(name),
         };
         let tensors = self.catalog.tensors().iter();

@@ -112,8 +112,8 @@ impl Loader<'_> {
         if !self.wants_mtp || self.config.count_or(key, 0, MAX_LAYERS)? == 0 {
             return Ok(());
         }
-        let (found, used) = (experts.len(), self.used.clone());
-        let before = self.findings().map(|findings| findings.mark());
+        let found = experts.len();
+        let before = self.findings().map(Findings::mark);
         let loaded = self.load_prediction_layer(n_layers, hidden, experts, load);
         let fault = match self.findings().zip(before) {
             None => None,
@@ -124,7 +124,7 @@ impl Loader<'_> {
             (None, Err(error)) if self.findings().is_none() => return Err(error),
             (fault, loaded) => {
                 experts.truncate(found);
-                self.used = used;
+                self.left_out = Some(prefix(n_layers));
                 self.mtp_fault = fault.or(loaded.err()).map(|fault| fault.to_string());
             }
         }
@@ -138,23 +138,29 @@ impl Loader<'_> {
         experts: &mut Vec<ExpertSource>,
         load: impl FnOnce(&mut Self, &mut Vec<ExpertSource>) -> Result<Layer>,
     ) -> Result<Mtp> {
-        let prefix = format!("model.layers.{n_layers}");
+        let prefix = prefix(n_layers);
         // Copies of the model's own.
         self.used
-            .extend(["embed_tokens", "shared_head.head"].map(|name| format!("{prefix}.{name}")));
+            .extend(["embed_tokens", "shared_head.head"].map(|name| format!("{prefix}{name}")));
         Ok(Mtp {
-            embed_norm: self.norm(&format!("{prefix}.enorm"), hidden)?,
-            state_norm: self.norm(&format!("{prefix}.hnorm"), hidden)?,
-            proj: self.matrix(&format!("{prefix}.eh_proj"), hidden, 2 * hidden)?,
+            embed_norm: self.norm(&format!("{prefix}enorm"), hidden)?,
+            state_norm: self.norm(&format!("{prefix}hnorm"), hidden)?,
+            proj: self.matrix(&format!("{prefix}eh_proj"), hidden, 2 * hidden)?,
             layer: load(self, experts)?,
-            norm: self.norm(&format!("{prefix}.shared_head.norm"), hidden)?,
+            norm: self.norm(&format!("{prefix}shared_head.norm"), hidden)?,
         })
     }
 
-    fn findings(&mut self) -> Option<&mut Findings> {
+    /// What was found, if the model is looked through.
+    pub(super) fn findings(&mut self) -> Option<&mut Findings> {
         match &mut self.pass {
             Pass::Survey(findings) => Some(&mut **findings),
             Pass::Config | Pass::Load(..) => None,
         }
     }
+}
+
+/// What the names of the layer's tensors begin with.
+fn prefix(n_layers: usize) -> String {
+    format!("model.layers.{n_layers}.")
 }

@@ -46,14 +46,18 @@ impl Findings {
     }
 
     /// What there is to go back to by [`Self::take_fault_since`].
-    pub(super) fn mark(&self) -> Mark {
+    ///
+    /// Values are looked at from then on until that, since what is found wrong only later ends loading.
+    pub(super) fn mark(&mut self) -> Mark {
         let counts = [self.faults.len(), self.matrices.len(), self.zeros];
-        Mark { counts, bytes: [self.read_bytes, self.ram_bytes] }
+        let read_values = std::mem::replace(&mut self.reads_values, true);
+        Mark { counts, bytes: [self.read_bytes, self.ram_bytes], read_values }
     }
 
     /// The first fault since `mark`; if there is one, all that was found since is forgotten.
     pub(super) fn take_fault_since(&mut self, mark: Mark) -> Option<Error> {
-        let Mark { counts: [faults, matrices, zeros], bytes } = mark;
+        let Mark { counts: [faults, matrices, zeros], bytes, read_values } = mark;
+        self.reads_values = read_values;
         let fault = self.faults.drain(faults..).next()?;
         self.matrices.truncate(matrices);
         self.zeros = zeros;
@@ -83,6 +87,7 @@ impl Findings {
 pub(super) struct Mark {
     counts: [usize; 3],
     bytes: [u64; 2],
+    read_values: bool,
 }
 
 /// Whether the matrix `name` is the embedding of tokens, of which a token takes one row.
@@ -103,6 +108,8 @@ pub struct Survey {
     max_ctx: usize,
     wants_mtp: bool,
     mtp_fault: Option<String>,
+    /// What the names of tensors begin with that are left out for that.
+    left_out: Option<String>,
     findings: Findings,
     /// All that is wrong with the model's files.
     pub faults: Vec<Error>,
@@ -149,12 +156,12 @@ impl Survey {
             Err(error) => faults.insert(0, error),
         }
         let mut findings = Findings { reads_values, ..Findings::default() };
-        let (mut model, mut mtp_fault) = (None, None);
+        let (mut model, mut mtp_fault, mut left_out) = (None, None, None);
         if faults.iter().all(|fault| !matches!(fault, Error::Unsupported { .. })) {
             let pass = Pass::Survey(&mut findings);
             let mut loader = Loader::new(&config, &catalog, max_ctx, pass, wants_mtp);
             let loaded = family.load(&mut loader);
-            mtp_fault = loader.mtp_fault.take();
+            (mtp_fault, left_out) = (loader.mtp_fault.take(), loader.left_out.take());
             match loaded {
                 Ok(found) => model = Some(found),
                 Err(Error::Interrupted) => {}
@@ -168,7 +175,18 @@ impl Survey {
             model.notices.push(without_mtp(fault));
         }
         let wants_mtp = model.as_ref().is_some_and(|model: &Model| model.decoder.mtp.is_some());
-        Ok(Self { config, family, catalog, max_ctx, wants_mtp, mtp_fault, findings, faults, model })
+        Ok(Self {
+            config,
+            family,
+            catalog,
+            max_ctx,
+            wants_mtp,
+            mtp_fault,
+            left_out,
+            findings,
+            faults,
+            model,
+        })
     }
 
     /// The survey, if the model can be loaded.
@@ -225,7 +243,9 @@ impl Survey {
         let mut model = Ahead::run(&self.findings.matrices, &self.catalog, total, |ahead| {
             let pass = Pass::Load(ahead, &mut *progress);
             let (config, catalog) = (&self.config, &self.catalog);
-            self.family.load(&mut Loader::new(config, catalog, self.max_ctx, pass, self.wants_mtp))
+            let mut loader = Loader::new(config, catalog, self.max_ctx, pass, self.wants_mtp);
+            loader.left_out.clone_from(&self.left_out);
+            self.family.load(&mut loader)
         })?;
         model.notices.extend(self.mtp_fault.as_deref().map(without_mtp));
         progress(total, total);

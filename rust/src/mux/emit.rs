@@ -13,6 +13,7 @@ use crate::engine::{Engine, Event, Turn};
 use crate::error::{Error, Result};
 use crate::experts::ExpertStore;
 use crate::experts::history::SAVE_LIMIT;
+use crate::log::say;
 use crate::runner;
 use crate::stdio::Output;
 use crate::store::ModelPart;
@@ -169,7 +170,7 @@ impl Emitter {
             Event::Done { id, turn } => self.done(id, &turn, engine),
             Event::Failed { id, error: Error::Interrupted } => self.cancelled(id),
             Event::Failed { id, error } => {
-                eprintln!("error: request {id}: {error}");
+                say(format_args!("error: request {id}: {error}"));
                 self.error(id, &error);
             }
         }

@@ -11,6 +11,7 @@ use crate::error::{Error, Result, human_bytes};
 use crate::experts::guard::{Guard, Held, Measured};
 use crate::experts::{self, ExpertSource, ExpertStore};
 use crate::kv::LayerLayout;
+use crate::log::say;
 use crate::model::Model;
 
 /// Share of the available memory that is planned with when no budget is given.
@@ -367,14 +368,14 @@ impl Keeper {
         self.limit(experts);
         if self.told.is_none_or(|told| now >= told + NOTICE_INTERVAL) {
             self.told = Some(now);
-            eprintln!(
+            say(format_args!(
                 "notice: experts may take {} of memory from now on, not {}: the process took {} \
                  of the {} it may",
                 human_bytes(experts.budget_bytes().min(experts.total_bytes())),
                 human_bytes(limit),
                 human_bytes(measured.used),
                 human_bytes(measured.may)
-            );
+            ));
         }
     }
 

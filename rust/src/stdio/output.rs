@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
+use crate::log::say;
 
 /// Groups of records waiting for a reader that is slow; the model waits when they are full.
 const QUEUE: usize = 1024;
@@ -104,7 +105,7 @@ impl Output {
         let mut patience = Patience::default();
         while self.ended.recv_timeout(RETRY_INTERVAL) == Err(RecvTimeoutError::Timeout) {
             if self.closed || patience.is_over(&self.terminating) {
-                eprintln!("error: terminated while nobody reads the output");
+                say("error: terminated while nobody reads the output");
                 // The process ends without the thread that waits for a reader.
                 return Err(Error::io("standard output", std::io::ErrorKind::TimedOut.into()));
             }

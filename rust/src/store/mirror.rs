@@ -17,6 +17,7 @@ use super::folders::is_there;
 use super::past_cache::Window;
 use super::shard::Shard;
 use crate::error::{Error, Result, human_bytes, one_line};
+use crate::log::say;
 use load::Load;
 
 /// Most copies of a model, so that a word has a bit for each drive.
@@ -122,7 +123,7 @@ impl Drive {
     fn fail(&self, error: &Error) {
         if !self.has_failed.swap(true, Ordering::Relaxed) {
             let dir = one_line(self.dir.display());
-            eprintln!("notice: the model mirror {dir} is used no longer: {error}");
+            say(format_args!("notice: the model mirror {dir} is used no longer: {error}"));
         }
     }
 }

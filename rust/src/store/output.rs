@@ -44,8 +44,11 @@ impl Output {
     fn open(dir: &Path, name: &str, mode: u32) -> Result<Self> {
         let partial = dir.join(format!("{name}{PARTIAL}"));
         let io = |e| Error::io(&partial, e);
-        // What is no file there, a link to somebody else's for one, is not ours; nor is it of use.
-        if fs::symlink_metadata(&partial).is_ok_and(|there| !there.is_file() && !there.is_dir()) {
+        // What is no file there, a link to somebody else's for one, is not ours; nor is it of use. No
+        // more is a file that has another name as well.
+        let is_foreign =
+            |there: fs::Metadata| !there.is_dir() && (!there.is_file() || there.nlink() > 1);
+        if fs::symlink_metadata(&partial).is_ok_and(is_foreign) {
             fs::remove_file(&partial).map_err(io)?;
         }
         let mut options = fs::OpenOptions::new();

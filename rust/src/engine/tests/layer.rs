@@ -248,12 +248,29 @@ fn a_layer_that_is_not_whole_is_not_used_and_that_is_told() {
             let of_layer = |key: &str| key.starts_with("model.layers.4.");
             tensors.retain(|key, _| !(of_layer(key) && (all || key.ends_with(name))));
         });
-        let options = RunnerOptions { mtp: true, ..RunnerOptions::default() };
-        let engine = Engine::load(dir.path(), &options, &mut |_, _| {}).expect("the model loads");
-        assert!(engine.runner.model.decoder.mtp.is_none());
-        assert_eq!(engine.runner.model.sparse_layers, [1, 2, 3]);
-        let notices = engine.runner.notices.join("\n");
-        assert!(notices.contains("own layer for drafts is not used"), "{notices}");
-        assert!(all || notices.contains(name.split('.').next().expect("a part")), "{notices}");
+        is_left_out(&dir, if all { "" } else { name.split('.').next().expect("a part") });
     }
+}
+
+#[test]
+fn a_layer_of_values_that_are_none_is_not_used_and_that_is_told() {
+    for name in ["enorm.weight", "post_attention_layernorm.weight", "mlp.gate.weight"] {
+        let dir = constructed("glm4_moe", NOISE, |tensors| {
+            let name = format!("model.layers.4.{name}");
+            tensors.get_mut(&name).expect("a tensor").1[3] = f32::NAN;
+        });
+        is_left_out(&dir, name);
+    }
+}
+
+/// Loads the model with one notice that its layer is not used, because of what is called `named`.
+fn is_left_out(dir: &TempDir, named: &str) {
+    let options = RunnerOptions { mtp: true, ..RunnerOptions::default() };
+    let engine = Engine::load(dir.path(), &options, &mut |_, _| {}).expect("the model loads");
+    assert!(engine.runner.model.decoder.mtp.is_none());
+    assert_eq!(engine.runner.model.sparse_layers, [1, 2, 3]);
+    let notices = &engine.runner.notices;
+    let [notice] = &notices[..] else { panic!("{notices:?}") };
+    assert!(notice.contains("own layer for drafts is not used"), "{notice}");
+    assert!(notice.contains(named), "{notice}");
 }

@@ -71,13 +71,17 @@ fn file_of_two_turns(dir: &Path) -> (Vec<u8>, Vec<u32>) {
     (fs::read(path(dir, 0)).expect("a file"), tokens)
 }
 
-/// What is read of a file of these bytes.
-fn read(dir: &Path, bytes: &[u8], format: &Format) -> Result<(KvSlot, bool), String> {
+/// What is read of a file of these bytes, and what is wrong behind that.
+fn read(
+    dir: &Path,
+    bytes: &[u8],
+    format: &Format,
+) -> Result<(KvSlot, Option<&'static str>), String> {
     let path = dir.join("other");
     fs::write(&path, bytes).expect("room");
     let mut slot = KvSlot::new(&LAYOUTS);
     let loaded = format.read(&path, &mut slot, CTX, &mut |_, _| {})?.expect("it is there");
-    Ok((slot, loaded.torn))
+    Ok((slot, loaded.fault))
 }
 
 #[test]
@@ -90,11 +94,11 @@ fn a_file_that_ends_anywhere_holds_what_was_written_before() {
         if end % 97 > 3 && end + 100 < bytes.len() {
             continue;
         }
-        let (slot, torn) = read(dir.path(), &bytes[..end], &format()).expect("readable");
+        let (slot, fault) = read(dir.path(), &bytes[..end], &format()).expect("readable");
         let known = slot.tokens().to_vec();
         assert!(known == tokens[..known.len().min(tokens.len())] || known == story(known.len(), 0));
         assert_holds(&slot, &known);
-        assert!(!torn || end < bytes.len());
+        assert!(fault.is_none() || (end < bytes.len() && fault == Some("ends within a turn")));
         lengths.push(known.len());
     }
     assert_eq!(*lengths.last().expect("some"), tokens.len());
@@ -107,15 +111,32 @@ fn a_file_that_ends_anywhere_holds_what_was_written_before() {
 #[test]
 fn no_byte_can_be_changed_unnoticed() {
     let dir = tempfile::tempdir().expect("a folder");
-    let (bytes, _) = file_of_two_turns(dir.path());
+    let (bytes, tokens) = file_of_two_turns(dir.path());
+    let mut lengths = Vec::new();
     for at in (0..200).chain((200..bytes.len()).step_by(61)).chain(bytes.len() - 60..bytes.len()) {
         let mut changed = bytes.clone();
         changed[at] ^= 1 << (at % 8);
-        assert!(read(dir.path(), &changed, &format()).is_err(), "byte {at}");
+        let found = read(dir.path(), &changed, &format());
+        if at < HEADER_BYTES as usize {
+            assert!(found.is_err(), "byte {at}");
+            continue;
+        }
+        let (slot, fault) = found.expect("what was written before is of use");
+        assert_eq!(fault, Some("is damaged"), "byte {at}");
+        let known = slot.tokens().to_vec();
+        assert!(known == tokens[..known.len()] || known == story(known.len(), 0));
+        assert_holds(&slot, &known);
+        lengths.push(known.len());
     }
-    // Records of other files, or of other places.
-    let twice: Vec<u8> = bytes.iter().chain(&bytes[80..]).copied().collect();
-    assert!(read(dir.path(), &twice, &format()).is_err());
+    assert!(lengths.is_sorted() && lengths[0] == 0, "more is of use the later the damage");
+    assert!(*lengths.last().expect("some") >= 256);
+    // Records of other files, or of other places, and what a drive leaves that lost its power.
+    for more in [bytes[80..].to_vec(), vec![0; 4096], vec![255; 40]] {
+        let longer = [&bytes[..], &more].concat();
+        let (slot, fault) = read(dir.path(), &longer, &format()).expect("of use");
+        assert_eq!(fault, Some("is damaged"));
+        assert_holds(&slot, &tokens);
+    }
 }
 
 #[test]
@@ -150,12 +171,9 @@ fn records_that_are_none_are_refused_though_their_checksums_are_right() {
     ] {
         let bytes: Vec<u8> =
             header.iter().copied().chain(head(&check, kind, start, count)).chain([0; 64]).collect();
-        let error = read(dir.path(), &bytes, &format()).err();
-        assert_eq!(
-            error.as_deref(),
-            Some("it is damaged behind byte 80"),
-            "{kind} {start} {count}"
-        );
+        let (slot, fault) = read(dir.path(), &bytes, &format()).expect("an empty one");
+        assert_eq!(fault, Some("is damaged"), "{kind} {start} {count}");
+        assert_holds(&slot, &[]);
     }
 }
 
