@@ -30,7 +30,7 @@ KINDS = {
     "said before": ((STORY + "he met a frog who could not swim, and they became friends. ") * 3, 0),
 }
 # Words of a prompt of which one token is answered, in an order of its own each time.
-PROMPT_WORDS = 500
+PROMPT_WORDS = 200
 
 
 class Drafting(Colibri):

@@ -233,7 +233,7 @@ def test_help_loads_nothing_heavy() -> None:
 # --- Rust ---
 
 RUST_LEVELS = [
-    {"error", "cpu", "memory"},
+    {"error", "cpu", "log", "memory"},
     {"dtype", "stdio", "tensor", "matrix", "quant"},
     {"kernels", "threads", "store", "expert", "gpu"},
     {"config", "tokenizer", "template", "kv", "sample", "grammar", "telemetry"},

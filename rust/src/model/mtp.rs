@@ -113,7 +113,7 @@ impl Loader<'_> {
             return Ok(());
         }
         let found = experts.len();
-        let before = self.findings().map(Findings::mark);
+        let before = self.findings().map(|findings| findings.mark());
         let loaded = self.load_prediction_layer(n_layers, hidden, experts, load);
         let fault = match self.findings().zip(before) {
             None => None,
@@ -151,8 +151,7 @@ impl Loader<'_> {
         })
     }
 
-    /// What was found, if the model is looked through.
-    pub(super) fn findings(&mut self) -> Option<&mut Findings> {
+    fn findings(&mut self) -> Option<&mut Findings> {
         match &mut self.pass {
             Pass::Survey(findings) => Some(&mut **findings),
             Pass::Config | Pass::Load(..) => None,

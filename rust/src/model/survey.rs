@@ -46,18 +46,14 @@ impl Findings {
     }
 
     /// What there is to go back to by [`Self::take_fault_since`].
-    ///
-    /// Values are looked at from then on until that, since what is found wrong only later ends loading.
-    pub(super) fn mark(&mut self) -> Mark {
+    pub(super) fn mark(&self) -> Mark {
         let counts = [self.faults.len(), self.matrices.len(), self.zeros];
-        let read_values = std::mem::replace(&mut self.reads_values, true);
-        Mark { counts, bytes: [self.read_bytes, self.ram_bytes], read_values }
+        Mark { counts, bytes: [self.read_bytes, self.ram_bytes] }
     }
 
     /// The first fault since `mark`; if there is one, all that was found since is forgotten.
     pub(super) fn take_fault_since(&mut self, mark: Mark) -> Option<Error> {
-        let Mark { counts: [faults, matrices, zeros], bytes, read_values } = mark;
-        self.reads_values = read_values;
+        let Mark { counts: [faults, matrices, zeros], bytes } = mark;
         let fault = self.faults.drain(faults..).next()?;
         self.matrices.truncate(matrices);
         self.zeros = zeros;
@@ -87,7 +83,6 @@ impl Findings {
 pub(super) struct Mark {
     counts: [usize; 3],
     bytes: [u64; 2],
-    read_values: bool,
 }
 
 /// Whether the matrix `name` is the embedding of tokens, of which a token takes one row.
